@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 
 from pytest_gkd.diagnosis.exceptions import Frame
 from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
-from pytest_gkd.processes import host_capabilities, kernel_calls
+from pytest_gkd.processes import host_capabilities, kernel_calls, procfs
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch import job_links, waits
 from pytest_gkd.watch.samples import ProcessSample, Role
@@ -136,6 +137,32 @@ def test_a_full_pipe_is_seen_from_the_kernel(tmp_path: Path) -> None:
             assert kernel_calls.holders(call.target, [child.pid]) == [child.pid]
         finally:
             child.kill()
+
+
+@pytest.mark.parametrize(("mode", "writes"), [("w", True), ("r", False)])
+def test_the_path_of_a_call_is_read_from_its_process(
+    tmp_path: Path, mode: str, writes: bool
+) -> None:
+    os.mkfifo(tmp_path / "model.pt")
+    command = [sys.executable, "-c", f"open('model.pt', '{mode}')"]
+    with subprocess.Popen(command, cwd=tmp_path) as child:
+        try:
+            for _ in range(400):
+                call = kernel_calls.of(child.pid)
+                if call and call.target == str(tmp_path / "model.pt"):
+                    break
+                time.sleep(0.05)
+            assert call is not None
+            assert (call.name, call.writes) == ("open", writes)
+            assert str(call) == f"open() on {tmp_path}/model.pt"
+        finally:
+            child.kill()
+
+
+def test_the_file_system_of_a_path_is_told_without_asking_it() -> None:
+    assert procfs.mounted_at(os.getpid(), "/proc/1/nothing") == "/proc"
+    assert procfs.mounted_at(os.getpid(), "/no such place") == "/"
+    assert procfs.mounted_at(2**22 + 1, "/proc/x") == "/proc/x"
 
 
 # -- made ones: what needs a GPU, several nodes or luck -----------------------------

@@ -140,6 +140,31 @@ def _state(pid: int) -> str:
 # -- a log file ----------------------------------------------------------------------
 
 
+def test_of_many_logs_the_first_are_named(tmp_path: Path) -> None:
+    text = (
+        "import time; files = [open(f'{n}.log', 'w') for n in range(8)]; "
+        "open('ready', 'w').close(); time.sleep(100)"
+    )
+    job = subprocess.Popen(python(text), cwd=tmp_path)
+    try:
+        until((tmp_path / "ready").exists, "not ready")
+        watching = attach(tmp_path, f"--pid={job.pid}")
+        assert watching.stdout is not None
+        said = []
+        for line in watching.stdout:
+            said.append(line)
+            if " more" in line:
+                break
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=LIMIT_S)
+        named = [one for one in said if "following" in one]
+        assert len(named) == 6
+        assert named[-1].strip().endswith("following 3 more")
+    finally:
+        job.kill()
+        job.wait()
+
+
 def test_a_log_is_followed_as_it_grows(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     path.write_bytes(b"one\n")

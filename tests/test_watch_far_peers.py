@@ -1,4 +1,4 @@
-"""Whether a server of another machine can be reached: real connections, no byte sent."""
+"""Whether a server of another machine can be reached: real ones, no byte sent."""
 
 from __future__ import annotations
 

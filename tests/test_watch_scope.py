@@ -58,6 +58,31 @@ def test_a_teachers_server_is_of_the_job_that_is_connected_to_it(
             one.wait()
 
 
+def test_of_rays_logs_those_are_followed_that_tell_a_person_something(
+    tmp_path: Path,
+) -> None:
+    logs = tmp_path / "session_2026-11-26_01/logs"
+    (logs / "events").mkdir(parents=True)
+    names = ["worker-ab-01000000-7.out", "raylet.err", "raylet.out", "gcs_server.err"]
+    names += ["python-core-driver-01000000_7.log", "events/event_GCS.log"]
+    text = (
+        "import sys, time; files = [open(name, 'w') for name in sys.argv[1:]]; "
+        "open('ready', 'w').close(); time.sleep(100)"
+    )
+    job = subprocess.Popen([sys.executable, "-c", text, *names], cwd=logs)
+    try:
+        until((logs / "ready").exists, "not ready")
+        found = [path.name for path in scope.written_logs([job.pid])]
+        assert sorted(set(found) & {Path(name).name for name in names}) == [
+            "gcs_server.err",
+            "raylet.err",
+            "worker-ab-01000000-7.out",
+        ]
+    finally:
+        job.kill()
+        job.wait()
+
+
 def test_a_jobs_logs_are_those_that_it_writes(tmp_path: Path) -> None:
     (tmp_path / "read.log").write_text("x")
     text = (
