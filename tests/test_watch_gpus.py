@@ -44,5 +44,5 @@ def test_a_gpu_at_100_percent_is_no_work_while_ranks_wait_for_one(
     (rank,) = [one for one in second.processes if one.pid in odd]
     assert rank.role.rank == 2
     # Of that rank alone, for which no other waits, the GPU may be at work.
-    alone = [replace(one, processes=(rank,)) for one in (first, second)]
-    assert verdicts.compare(*alone, Progress(), Usual()).word == AT_WORK
+    one, other = (replace(look, processes=(rank,)) for look in (first, second))
+    assert verdicts.compare(one, other, Progress(), Usual()).word == AT_WORK

@@ -262,7 +262,10 @@ def test_a_rank_may_save_alone_for_as_long_as_that_takes() -> None:
 def test_who_waits_for_a_machine_that_cannot_be_reached_is_stuck() -> None:
     asks = process(0, Frame(PLACE + "requests/sessions.py", 700, "Session.send"))
     asks = replace(asks, role=Role("process", "train.py"))
-    told = {"remote": ("10.0.0.5:8000",), "unanswered": ("no way to 10.0.0.5:8000",)}
+    told: dict[str, Any] = {
+        "remote": ("10.0.0.5:8000",),
+        "unanswered": ("no way to 10.0.0.5:8000",),
+    }
     first, second = look(NOW - 60, asks), look(NOW, asks, **told)
     once = verdicts.compare(first, second, NOTHING, Usual())
     assert once.word == SLOW
