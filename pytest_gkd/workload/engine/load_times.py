@@ -107,8 +107,13 @@ def _clocks() -> tuple[float, float, float]:
 
     The last is 0 where the kernel does not tell (Documentation/scheduler/sched-stats).
     """
+    # No pathlib or text layers: this is read twice for every tensor.
     try:
-        queued = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+        here = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
+        try:
+            queued = int(os.read(here, 100).split()[1]) / 1e9
+        finally:
+            os.close(here)
     except (OSError, IndexError):
         queued = 0.0
     return time.perf_counter(), time.process_time(), queued
