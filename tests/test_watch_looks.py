@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from watch_helpers import until
 
 from pytest_gkd.diagnosis.exceptions import Frame
 from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
+from pytest_gkd.processes import procfs
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch import stack_phases, verdicts, waits, watcher
 from pytest_gkd.watch.arguments import Asked
@@ -210,3 +217,24 @@ def test_looks_that_became_rare_at_work_come_soon_where_it_ends(
     before = [one for one in looks if one < 300]
     assert len(before) < 8, looks
     assert Clock.now - at < 330, looks
+
+
+@pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb")
+@pytest.mark.parametrize(("program", "held"), [("py-spy", False), ("gdb", True)])
+def test_a_debugger_holds_a_job_and_py_spy_does_not(
+    tmp_path: Path, program: str, held: bool
+) -> None:
+    (tmp_path / program).symlink_to(shutil.which("gdb") or "")
+    job = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+    stop = [str(tmp_path / program), "-p", str(job.pid), "-batch", "-nx"]
+    stop += ["-iex", "set auto-solib-add off", "-ex", "shell sleep 60"]
+    with subprocess.Popen(stop, stdout=-3, stderr=-3, start_new_session=True) as other:
+        try:
+            until(lambda: procfs.own_words(job.pid)[0] == b"t", "not stopped")  # type: ignore[index]
+            sampler = Sampler(Scope(lambda _: [job.pid]), lambda: (0, 0.0))
+            seen = sampler.look(tmp_path / "look")
+            assert (verdicts.held(seen) is not None) is held
+        finally:
+            os.killpg(other.pid, signal.SIGKILL)
+            job.kill()
+            job.wait()

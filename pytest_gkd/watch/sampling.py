@@ -110,6 +110,16 @@ class Sampler:
                 except psutil.NoSuchProcess:
                     continue
         tracers = {one.pid: _tracer(one.pid) for one in sample.processes}
+        sample = replace(
+            sample,
+            processes=tuple(
+                # Whose stacks are taken, by us or by others, is stopped for a moment.
+                replace(one, state="S")
+                if one.state == "t" and not tracers[one.pid]
+                else one
+                for one in sample.processes
+            ),
+        )
         out = out.absolute()
         found = stacks.collect_of(
             asked,
@@ -211,8 +221,11 @@ def _wchan(pid: int) -> str:
 
 
 def _tracer(pid: int) -> int:
+    """Who debugs a process; 0 for nobody, and for py-spy."""
     found = procfs.status_word(pid, "TracerPid")
-    return int(found) if found.isdecimal() else 0
+    tracer = int(found) if found.isdecimal() else 0
+    program = procfs.full_command(tracer).partition(" ")[0] if tracer else ""
+    return 0 if program.rpartition("/")[2] == "py-spy" else tracer
 
 
 def _receives(pid: int) -> bool:
