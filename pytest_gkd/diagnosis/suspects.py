@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +104,7 @@ class Suspect:
     """One cause that would explain the silence, and how to verify it.
 
     ``command`` is ready to paste, except for what it asks to fill in, and typed
-    ``where``.
+    ``where``. ``seen`` says that a stack shows where it stands.
     """
 
     cause: str
@@ -112,6 +112,7 @@ class Suspect:
     where: str
     command: str
     source: str
+    seen: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,8 +242,12 @@ def suspects(
     text: bytes,
     frameworks: Iterable[str],
     facts: Mapping[str, Any] | None = None,
+    frames: Sequence[Frame] = (),
 ) -> Suspicion:
     """What a run waits for if it hangs in this phase with this text as its log.
+
+    ``frames`` are those of all its processes, where these can be looked into; else the
+    stacks in the text count.
 
     The numbers ``step`` (completed), ``steps`` (total) and ``world_size`` in ``facts``
     take precedence over the text; all of them may fill placeholders in commands. If the
@@ -257,7 +262,8 @@ def suspects(
     entries = [hangs.suspects[name] for name in sign.suspects]
     wanted = set(frameworks)
     fitting = [e for e in entries if not e.frameworks or wanted & set(e.frameworks)]
-    if shown := _shown(text):
+    seen: list[Entry] = []
+    if shown := [*frames] or _shown(text):
         others = (name for one in hangs.signs[phase] for name in one.suspects)
         of_phase = dict.fromkeys([*sign.suspects, *others])
         seen = [e for e in map(hangs.suspects.get, of_phase) if e and _in(e, shown)]
@@ -279,6 +285,7 @@ def suspects(
                 entry.where,
                 _command(entry, _process(entry, text) | told | known),
                 entry.source,
+                entry in seen,
             )
             for entry in (fitting or entries)[:MAX_SUSPECTS]
         ),

@@ -12,6 +12,7 @@ from typing import Any
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import logs
+from pytest_gkd.diagnosis.exceptions import Frame
 from pytest_gkd.diagnosis.suspects import Suspicion, suspects
 from pytest_gkd.files import make_way, write_json, write_private
 from pytest_gkd.processes import procfs
@@ -20,7 +21,6 @@ from pytest_gkd.watch import (
     sampling,
     stack_phases,
     stack_tree,
-    suspect_signs,
     verdicts,
     waits,
 )
@@ -35,10 +35,7 @@ MOST_NAMED = 8
 
 @dataclass
 class Report:
-    """A standstill, as it is told; ``directory`` is None where none can be written.
-
-    Of the suspects ``seen`` are the observations that the stacks show.
-    """
+    """A standstill, as it is told; ``directory`` is None where none can be written."""
 
     directory: Path | None
     verdict: Verdict
@@ -49,7 +46,6 @@ class Report:
     tree: stack_tree.Tree | None = None
     causes: list[dict[str, Any]] = field(default_factory=list)
     problems: tuple[str, ...] = ()
-    seen: tuple[str, ...] = ()
 
     def text(self) -> str:
         """The report in at most a dozen lines."""
@@ -69,7 +65,7 @@ class Report:
         for number, one in enumerate(
             () if general else self.suspicion.suspects[:SHOWN], 1
         ):
-            sure = "" if one.observation in self.seen else "perhaps "
+            sure = "" if one.seen else "perhaps "
             found.append(f"  {number}.    {sure}{one.observation} [{one.cause}]")
             if one.command:
                 found.append(f"        {one.where}: {one.command}")
@@ -92,7 +88,6 @@ class Report:
             "evidence": list(self.evidence),
             "causes": self.causes,
             **self.suspicion.to_json(),
-            "seen": list(self.seen),
             "problems": list(self.problems),
         }
 
@@ -134,14 +129,17 @@ def make(
     told = {name: value for name, value in facts.items() if value is not None}
     if whom:
         told["pid"] = whom[0].pid
-    suspicion = suspects(phase, text, logs.frameworks_in(text), told)
-    signs = {one: suspect_signs.standing(one, sample) for one in suspicion.suspects}
-    suspicion = replace(
-        suspicion,
-        suspects=tuple(
-            one for one, sign in signs.items() if sign != suspect_signs.RULED_OUT
-        ),
-    )
+    # What cannot be looked into disproves nothing.
+    frames = [] if sample.remote or sample.unseen else _frames(sample)
+    suspicion = suspects(phase, text, logs.frameworks_in(text), told, frames)
+    if not any(one.state == "D" for one in sample.processes):
+        suspicion = replace(
+            suspicion,
+            suspects=tuple(
+                replace(one, seen=one.seen and "in state D" not in one.observation)
+                for one in suspicion.suspects
+            ),
+        )
     causes = diagnosed(log, rules)["causes"]
     report = Report(
         directory,
@@ -158,9 +156,6 @@ def make(
         tree=stack_tree.build(sample.processes),
         causes=causes,
         problems=(*sample.unseen, *asked.problems),
-        seen=tuple(
-            one.observation for one, sign in signs.items() if sign == suspect_signs.SEEN
-        ),
     )
     try:
         _keep(directory, report, sample)
@@ -178,6 +173,11 @@ def _held_files(sample: JobSample, known: waits.Known) -> list[str]:
         if one.state == "D" and call is not None and call.target.startswith("/"):
             found[f"file system {procfs.mounted_at(one.pid, call.target)}"] = None
     return list(found)
+
+
+def _frames(sample: JobSample) -> list[Frame]:
+    threads = [thread for one in sample.processes for thread in one.threads]
+    return [frame for thread in threads for frame in thread.frames]
 
 
 def _trainers(sample: JobSample) -> list[ProcessSample]:
