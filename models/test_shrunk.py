@@ -58,7 +58,7 @@ def test_shrunk(name: str, weights: str, base: Path) -> None:
     RESULTS.mkdir(parents=True, exist_ok=True)
     told = {"copy": copy, "run_s": round(taken, 1), **found}
     (RESULTS / f"{name}.{weights}.json").write_text(json.dumps(told, indent=1) + "\n")
-    seven = [stage.name for stage in STAGES if not stage.of_config]
+    seven = [stage.name for stage in STAGES if not stage.option]
     assert found == dict.fromkeys(seven, "passed"), said
     assert f" with {FEW[name]} of {2 * TIMES} layers" in copy
     assert ("random" in copy) == (weights == "random")

@@ -86,6 +86,7 @@ class Settings:
     support it, ``exclusive`` whether any accepts only one process at a time.
     ``*_why`` say in words why ``layout``, ``shrink``, ``world_size`` and ``gpus`` have
     their values. ``origins`` says where values given by the user came from.
+    ``launch_dir`` is where ``launch`` is run, absolute.
     ``job`` is what ``gkd check --format=json`` says about the job's own configuration.
     Temperatures and fractions are plain numbers, lengths are in tokens.
     """
@@ -182,6 +183,12 @@ class Settings:
     trust_remote_code: bool = _option(
         "", "run code that comes with the model repositories", default=False
     )
+    launch: str | None = _option(
+        "COMMAND",
+        "the job's own command, a line for the shell, as the last stage: it runs under "
+        "gkd watch until its first training step is done; give its smallest form "
+        "(gkd debug-config prints one)",
+    )
     full_budget: bool = _option(
         "",
         "let a stage use its whole budget even when it is proven to be stuck",
@@ -192,6 +199,7 @@ class Settings:
         "break something on purpose, to see that the stages find it; gkd faults lists "
         "what can be broken",
     )
+    launch_dir: str = ""
     layout_why: str = ""
     shrink_why: str = ""
     world_size_why: str = ""
@@ -277,6 +285,11 @@ RULES = Option("rules", "list", None, "FILE", "files with rules (causes) of your
 WITH_FLAG = (STAGES, TIMEOUT, REPORT, CONFIG, FRAMEWORK, SET, *OPTIONS)
 # Every ini key except gkd_keyword.
 WITH_INI = (*WITH_FLAG, STAGE_FILES, RULES)
+
+
+def named(name: str) -> Option:
+    """The option of that name."""
+    return next(option for option in WITH_INI if option.name == name)
 
 
 def near(word: str, known: Iterable[str]) -> str:

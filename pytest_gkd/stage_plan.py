@@ -143,6 +143,8 @@ def _budget(
         return item.timeout_s
     spec = BY_NAME.get(item.name)
     own = spec.budget(gpus) if spec else DEFAULT_BUDGET_S
+    if spec is not None and spec.option:
+        return own  # it uses no engine of ours
     # A stage that has to start the engine itself also gets the engine's budget.
     shared = (BY_NAME[need] for need in needs if need in BY_NAME and need not in names)
     return own + sum(stage.budget(gpus) for stage in shared if stage.shared)

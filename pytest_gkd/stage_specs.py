@@ -17,7 +17,8 @@ class Stage:
     from disk. What hangs is still ended early.
     ``shared`` marks a stage whose product (the engine) a later stage has to create
     itself if this one is not selected, for which it then gets this one's budget, too.
-    ``of_config`` marks one that exists only if the job's own configuration is given.
+    ``option`` names the option without which it does not exist, ``config`` for
+    ``--gkd-config``; such a stage is about the user's own job, not about ours.
     """
 
     name: str
@@ -27,7 +28,7 @@ class Stage:
     budget_s: float
     shared: bool = False
     gpu_budget_s: float | None = None
-    of_config: bool = False
+    option: str = ""
 
     def budget(self, gpus: int) -> float:
         """The budget in seconds on a machine with ``gpus`` GPUs in use."""
@@ -37,7 +38,7 @@ class Stage:
 # In report order. Within the lane "host", data and tokenizer run first (see
 # stage_plan.py): they are quick, and training_step waits for them.
 STAGES: tuple[Stage, ...] = (
-    Stage("config", "the job's own configuration", "host", (), 10, of_config=True),
+    Stage("config", "the job's own configuration", "host", (), 10, option="config"),
     Stage("environment", "versions, GPU, disk, limits, Ray", "host", (), 30),
     Stage("data", "train files", "host", (), 20),
     Stage("tokenizer", "student and teacher tokenizers", "host", (), 30),
@@ -59,10 +60,23 @@ STAGES: tuple[Stage, ...] = (
         300,
         gpu_budget_s=600,
     ),
+    # In the engine's lane: it gets the machine once that engine is ended.
+    Stage(
+        "launch",
+        "the job itself, up to its first step",
+        "rollout",
+        (
+            *("config", "environment", "data", "tokenizer", "vllm", "nccl"),
+            *("weight_sync", "training_step"),
+        ),
+        1200,
+        gpu_budget_s=1800,
+        option="launch",
+    ),
 )
 
 BY_NAME = {stage.name: stage for stage in STAGES}
-OF_EVERY_JOB = tuple(stage.name for stage in STAGES if not stage.of_config)
+OF_EVERY_JOB = tuple(stage.name for stage in STAGES if not stage.option)
 
 # The order in which a lane runs its stages where it differs from report order.
 LANE_ORDER: dict[str, tuple[str, ...]] = {

@@ -32,15 +32,20 @@ class JobKeeper:
 
         inputs = shrunk.inputs_of(self._gkd, inputs)
         if self.job is not None and self.job.broken:
-            self._gkd.step("ending the engine of the failed stage")
-            self.job.close(for_another=True)
-            self.job = None
+            self.end("ending the engine of the failed stage")
         if self.job is None:
             self.job = layout.open_job(self._gkd.settings, self._gkd, inputs)
         if self._estimate is None:  # based on the memory free before the first job
             self._estimate = estimate.Estimate(self.job.config, inputs)
         self._estimate.check(self._gkd)
         return self.job
+
+    def end(self, step: str) -> None:
+        """End the job there is, as the step that is reported."""
+        if self.job is not None:
+            self._gkd.step(step)
+            self.job.close(for_another=True)
+            self.job = None
 
 
 KEEPER = pytest.StashKey[JobKeeper]()
@@ -70,6 +75,14 @@ def _job_keeper(
 def job(_job_keeper: JobKeeper, inputs: Inputs) -> Job:
     """Trainer, teacher and rollout engine; each is created on first use."""
     return _job_keeper.open(inputs)
+
+
+@pytest.fixture
+def free_machine(gkd: StageContext, request: pytest.FixtureRequest) -> None:
+    """The engine of the stages before is ended, with all it holds of the GPUs."""
+    keeper = request.session.stash.get(KEEPER, None)
+    if keeper is not None:
+        keeper.end("ending the engine of the stages before")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -21,8 +21,8 @@ FLAGS = [
     *("--gkd-max-new-tokens", "--gkd-loss", "--gkd-top-k", "--gkd-beta"),
     *("--gkd-temperature", "--gkd-learning-rate", "--gkd-layout", "--gkd-world-size"),
     *("--gkd-min-bus-bandwidth", "--gkd-gpu-memory-utilization"),
-    *("--gkd-tensor-parallel-size", "--gkd-trust-remote-code", "--gkd-full-budget"),
-    "--gkd-inject",
+    *("--gkd-tensor-parallel-size", "--gkd-trust-remote-code", "--gkd-launch"),
+    *("--gkd-full-budget", "--gkd-inject"),
 ]
 INI_ONLY = ["gkd_keyword", "gkd_stage_files", "gkd_rules"]
 
@@ -35,6 +35,7 @@ STAGE_NAMES = [
     "nccl",
     "weight_sync",
     "training_step",
+    "launch",
 ]
 
 # An id keeps its meaning forever; new ones may be added.

@@ -178,6 +178,11 @@ def test_a_stage_that_must_start_the_engine_gets_the_engines_time_too(
     assert budget_s(name, [name, "vllm"]) == BY_NAME[name].budget_s
 
 
+def test_the_jobs_own_command_gets_no_time_for_an_engine_of_ours() -> None:
+    assert budget_s("launch", ["launch"]) == BY_NAME["launch"].budget_s
+    assert budget_s("launch", ["launch"], {"launch": 90}) == 90
+
+
 def test_a_need_that_is_not_shared_adds_no_time() -> None:
     without = budget_s("training_step", ["training_step", "vllm"])
     assert without == BY_NAME["training_step"].budget_s
@@ -194,7 +199,7 @@ def test_a_budget_of_the_users_is_taken_as_it_is() -> None:
 def test_each_lane_has_a_worker_and_runs_quick_stages_first() -> None:
     host, rollout = stage_plan.lanes(stage_plan.build(BUILT_IN, None, ()), 2)
     assert names(host) == ["config", "data", "tokenizer", "environment", "nccl"]
-    assert names(rollout) == ["vllm", "weight_sync", "training_step"]
+    assert names(rollout) == ["vllm", "weight_sync", "training_step", "launch"]
 
 
 def test_more_workers_than_lanes_change_nothing() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -170,6 +172,68 @@ def test_what_a_command_leaves_behind_is_told_and_left_alone(tmp_path: Path) -> 
         child.kill()
 
 
+STEPS = """
+import subprocess, time
+print("Loading checkpoint shards: 100%", flush=True)
+time.sleep(1.5)
+child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+for step in range(1, 200):
+    print({"loss": 1 / step, "step": step}, flush=True)
+    print("child", child.pid, flush=True)
+    time.sleep(0.2)
+"""
+
+
+def kept(place: Path) -> dict[str, Any]:
+    (file,) = (place / "watch").glob("*/verdict.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
+def test_until_step_ends_the_command_and_all_it_started_after_its_first_step(
+    tmp_path: Path,
+) -> None:
+    done = watch(tmp_path, *python(STEPS), options=["--until-step"])
+    assert (done.returncode, b"training step is done" in done.stderr) == (0, True)
+    assert done.stdout.count(b"loss") < 20
+    (child, *_) = re.findall(rb"child (\d+)", done.stdout)
+    assert not psutil.pid_exists(int(child))
+    told = kept(tmp_path)
+    assert (told["verdict"], told["exit_status"]) == ("finished", 0)
+    assert told["ended_for"] == "--until-step"
+    assert told["first_step_s"] is not None
+    assert "actor-init" in told["phases_s"]
+
+
+def test_a_command_that_ends_before_its_first_step_keeps_its_status(
+    tmp_path: Path,
+) -> None:
+    done = watch(tmp_path, *python("print('hi'); exit(3)"), options=["--until-step"])
+    assert done.returncode == 3
+    told = kept(tmp_path)
+    assert (told["verdict"], told["first_step_s"]) == ("dead", None)
+    assert told["ended_for"] == ""
+
+
+def test_within_reports_and_ends_a_command_without_a_step(tmp_path: Path) -> None:
+    text = "import time\nwhile True: print('tick', flush=True); time.sleep(0.1)"
+    done = watch(tmp_path, *python(text), options=["--within=2"])
+    assert done.returncode == 93
+    assert b"no training step within 2" in done.stderr
+    told = kept(tmp_path)
+    assert (told["verdict"], told["ended_for"]) == ("slow", "--within")
+    assert told["standstill"]["why"][0].startswith("no training step within 2")
+    assert (Path(told["report"]) / "tree.txt").exists()
+
+
+@pytest.mark.parametrize("option", ["--until-step", "--within=9", "--on-stuck=end"])
+def test_what_was_not_started_here_is_never_ended(tmp_path: Path, option: str) -> None:
+    command = [*GKD, "watch", option, "--pid", str(os.getpid())]
+    done = subprocess.run(command, capture_output=True, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{option.partition('=')[0]}" in done.stderr.decode()
+
+
 def test_a_full_disk_is_told_once_and_harms_nothing(tmp_path: Path) -> None:
     place = tmp_path / "disk"
     place.mkdir()
@@ -268,8 +332,7 @@ def test_a_new_size_reaches_the_job(tmp_path: Path) -> None:
         "import os, signal\n"
         "signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size()))\n"
         "print('ready', flush=True)\n"
-        "for _ in range(2): signal.pause()\n"
-        "input()\n"
+        "input()\n"  # goes on after a signal
     )
     job = at_terminal(tmp_path, text, "--no-status")
     job.expect(b"ready")

@@ -47,6 +47,42 @@ def test_the_phase_follows_the_markers_and_stays_where_there_is_none() -> None:
     assert follower.phases == {"actor-init": 8.0}
 
 
+@pytest.mark.parametrize(
+    ("line", "trained"),
+    [
+        (b"{'loss': 0.7, 'grad_norm': 1.2, 'epoch': 0.1}", True),
+        (b"step:1 - actor/pg_loss:0.1 - timing_s/step:12.3", True),
+        (b"step 0: {'train/loss': 0.4, 'train/grad_norm': 1.0}", True),
+        (b" iteration        1/     100 | lm loss: 4.0E-01 | grad norm: 1.2 |", True),
+        (b"Step 1/100\n  \xe2\x80\xa2 Loss: 0.4", True),
+        (
+            b'GKD-PHASE {"phase": "training-step", "event": "end", "t": 1, "pid": 2}',
+            True,
+        ),
+        (
+            b'GKD-PHASE {"phase": "training-step", "event": "end", "t": 1, "pid": 2, '
+            b'"error": "ValueError"}',
+            False,
+        ),
+        (b'GKD-PHASE {"phase": "generation", "event": "end", "t": 1, "pid": 2}', False),
+        (b"step:0 - val-core/gsm8k/reward/mean@1:0.3 - val-aux/num_turns:2", False),
+        (b"kl_loss_coef: 0.001", False),
+        (b"global_step: 0, use_kl_loss: 1, kl_loss_coef: 0.001", False),
+        (b"step 0: {'eval_loss': 0.4}", False),
+        (b"  0%|          | 0/100 [00:00<?, ?it/s]", False),
+        (b"Loading checkpoint shards: 100%|####| 2/2 [00:01<00:00,  1.2it/s]", False),
+        (b"learning_rate: 1e-06, gradient_accumulation_steps: 8, loss: topk", False),
+    ],
+)
+def test_a_first_step_is_its_metrics_or_a_mark_and_no_setting(
+    line: bytes, trained: bool
+) -> None:
+    follower = Follower()
+    follower.feed(b"some words\n", 1.0)
+    assert follower.feed(line + b"\n", 5.0).trained_at == (5.0 if trained else 0.0)
+    assert follower.feed(b"more\n", 9.0).trained is trained
+
+
 def test_a_log_without_numbers_of_steps_has_its_steps_counted() -> None:
     follower = Follower()
     for second in range(4):

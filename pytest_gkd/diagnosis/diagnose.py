@@ -168,13 +168,17 @@ def _proofs(
     if fault is None or fault.cause is None:
         yield from evidence_lines(hits)
         return
-    yield from (EvidenceLine(*line) for line in fault.evidence)
+    own = [EvidenceLine(*line) for line in fault.evidence]
+    yield from own
     # The stage knows; lines of its own traceback would only repeat it. Unless it knows
     # only that a process ended: that process's output says more.
     asks = rule.id != fault.cause or rule.tier == "fallback"
     for line in evidence_lines(hits):
         beyond = asks and (line.line or 0) > evidence.traceback_lines
-        if line.source not in OWN or (line.source == "output" and beyond):
+        known = any((one.source, one.line) == (line.source, line.line) for one in own)
+        if not known and (
+            line.source not in OWN or (line.source == "output" and beyond)
+        ):
             yield line
 
 

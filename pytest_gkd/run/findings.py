@@ -15,6 +15,7 @@ from typing import Any
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis.catalogue import Catalogue, load
 from pytest_gkd.diagnosis.diagnose import (
+    EvidenceLine,
     StageEvidence,
     TextSource,
     diagnose,
@@ -116,7 +117,8 @@ class Findings:
         )
         record.diagnosis = diagnose(evidence, self._read.result(), self.relative)
         if record.diagnosis is None:
-            record.telling = telling_lines(texts, 8)
+            own = [EvidenceLine(*line) for line in fault.evidence] if fault else []
+            record.telling = own or telling_lines(texts, 8)
 
     def _keep_output(self, record: StageRecord, text: str) -> None:
         if text.strip():

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_gkd.options import CONFIG, WITH_INI
+from pytest_gkd import options
+from pytest_gkd.options import WITH_INI
 from pytest_gkd.stage_plan import mentioned
-from pytest_gkd.stage_specs import OF_EVERY_JOB
+from pytest_gkd.stage_specs import BY_NAME
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,13 @@ def named(config: pytest.Config, option: argparse.Namespace) -> tuple[str, ...]:
     """The stages that ``-k`` selects if it may, in this run or the next."""
     if config.getini("gkd_keyword") is False:
         return ()
-    names = mentioned(option.keyword or "")
-    if getattr(option, CONFIG.ini, None) or config.getini(CONFIG.ini):
-        return names
-    return tuple(name for name in names if name in OF_EVERY_JOB)
+    return tuple(
+        name
+        for name in mentioned(option.keyword or "")
+        if not (needed := BY_NAME[name].option)
+        or getattr(option, options.named(needed).ini, None)
+        or config.getini(options.named(needed).ini)
+    )
 
 
 def reason(config: pytest.Config, option: argparse.Namespace) -> str:

@@ -13,7 +13,7 @@ from pytest_gkd import options
 from pytest_gkd.options import Budget, Settings, SettingsError
 from pytest_gkd.run import keyword_selection, option_origins
 from pytest_gkd.run.built_in_stages import is_built_in, stage_file, stages_dir
-from pytest_gkd.stage_specs import BY_NAME, OF_EVERY_JOB
+from pytest_gkd.stage_specs import BY_NAME, STAGES
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,8 @@ def select(config: pytest.Config) -> Selection | None:
             return Selection(None, offered(config), True, own, origin)
         chosen = tuple(name for name in BY_NAME if name in names)
         if not set(chosen) <= set(offered(config)):
-            raise SettingsError(
-                f"{origin}: the stage config judges the job's own configuration: name "
-                f"it with {options.CONFIG.flag}=FILE"
-            )
+            missing = next(name for name in chosen if name not in offered(config))
+            raise SettingsError(f"{origin}: {_WANTS[missing]}")
         return Selection(names, chosen, True, own, origin)
     if built_in:
         chosen = tuple(
@@ -95,8 +93,20 @@ def select(config: pytest.Config) -> Selection | None:
 
 def offered(config: pytest.Config) -> tuple[str, ...]:
     """The built-in stages available in this run."""
-    has_config = option_origins.given(config, options.CONFIG).value
-    return tuple(BY_NAME) if has_config else OF_EVERY_JOB
+    return tuple(
+        stage.name
+        for stage in STAGES
+        if not stage.option
+        or option_origins.given(config, options.named(stage.option)).value
+    )
+
+
+_WANTS = {
+    "config": "the stage config judges the job's own configuration: name it with "
+    "--gkd-config=FILE",
+    "launch": "the stage launch runs the job's own command: give it with "
+    '--gkd-launch="COMMAND"',
+}
 
 
 def _covers(arg: str, name: str) -> bool:

@@ -14,7 +14,7 @@ import pytest
 
 from pytest_gkd import fault_specs, options
 from pytest_gkd.options import OPTIONS, Settings, SettingsError
-from pytest_gkd.processes import gpus
+from pytest_gkd.processes import gpus, shell_line
 from pytest_gkd.run import job_settings, option_origins
 from pytest_gkd.run.selection import Selection
 
@@ -38,6 +38,10 @@ def read(config: pytest.Config) -> Settings:
             value = tuple(option_origins.files(dataclasses.replace(one, value=value)))
         elif option.name in ("student", "teacher") and value:
             value = option_origins.model(value, one.base)
+        elif option.name == "launch" and value:
+            values["launch_dir"] = str(one.base)
+            if problem := shell_line.problem(value, one.base):
+                raise SettingsError(f"{one.origin}: {problem}")
         values[option.name] = value
     if values["beta"] > 1:
         raise SettingsError(

@@ -16,7 +16,8 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _EXITS = f"""\
 Exit status: that of COMMAND, 128+N if signal N ended it; {exits.NOT_FOUND} there is no
 such command, {exits.NOT_EXECUTABLE} it cannot be run; {exits.STUCK} it was stuck and
---on-stuck=end ended it. With --pid and --log: 0 the job finished, {exits.DEAD} it
+--on-stuck=end ended it; {exits.LATE} no training step was done --within TIME; 0 if
+--until-step ended it. With --pid and --log: 0 the job finished, {exits.DEAD} it
 failed, {exits.UNKNOWN} it ended and nothing tells how, 130 you stopped watching.
 2 usage error."""
 
@@ -31,7 +32,8 @@ class Asked:
 
     One of ``command``, ``pid`` and ``logs`` is given, logs also with a pid.
     ``look_after_s`` is None where the job's own usual silence counts, and
-    ``stuck_after_s`` where it follows from that.
+    ``stuck_after_s`` where it follows from that. ``until_step`` ends the command after
+    its first training step, ``within_s`` if that is not done in time.
     """
 
     command: tuple[str, ...] = ()
@@ -44,6 +46,8 @@ class Asked:
     directory: Path = Path(DIRECTORY)
     status: bool = True
     rules: tuple[str, ...] = ()
+    until_step: bool = False
+    within_s: float | None = None
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
@@ -68,7 +72,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "       gkd watch [OPTIONS] --log FILE [FILE ...]",
         description="Starts COMMAND, passes its output, input, signals and exit "
         "status on unchanged, and keeps the output in a file; or attaches to a job "
-        "that runs. Nothing is ever signalled or ended without --on-stuck=end.",
+        "that runs. Nothing is ever signalled or ended without --on-stuck=end, "
+        "--until-step or --within.",
         epilog=_EXITS,
     )
     parser.add_argument("--pid", type=int, help="a process of the job; its tree counts")
@@ -98,6 +103,19 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "the command with SIGTERM, after 30 s with SIGKILL, and exit "
         f"{exits.STUCK}; command:LINE: write it, and run LINE in a shell with its "
         "directory in GKD_REPORT",
+    )
+    parser.add_argument(
+        "--until-step",
+        action="store_true",
+        help="end the command once its first training step is done (its metrics are "
+        'printed, or phase("training-step") ends), and exit 0: a smoke test',
+    )
+    parser.add_argument(
+        "--within",
+        type=seconds,
+        metavar="TIME",
+        help="if no training step is done by then, write a report, end the command, "
+        f"and exit {exits.LATE}",
     )
     parser.add_argument(
         "--notify",
@@ -142,10 +160,15 @@ def checked(given: argparse.Namespace, command: list[str] | None) -> Asked:
         )
     if command is not None and not command:
         raise WatchError("watch: no command after --")
-    if given.on_stuck == "end" and command is None:
+    ends = {
+        "--on-stuck=end": given.on_stuck == "end",
+        "--until-step": given.until_step,
+        "--within": given.within is not None,
+    }
+    if command is None and (flag := next((one for one in ends if ends[one]), "")):
         raise WatchError(
-            "watch: --on-stuck=end: only a command that gkd watch started is ever "
-            "ended, not what --pid or --log names; use --on-stuck=command:LINE"
+            f"watch: {flag}: only a command that gkd watch started is ever ended, not "
+            "what --pid or --log names; use --on-stuck=command:LINE"
         )
     return Asked(
         tuple(command or ()),
@@ -158,6 +181,8 @@ def checked(given: argparse.Namespace, command: list[str] | None) -> Asked:
         Path(given.dir),
         not given.no_status,
         tuple(given.rules),
+        given.until_step,
+        given.within,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 STUCK = 90  # the job stood still and was ended (--on-stuck=end)
 DEAD = 91  # an attached job has failed
 UNKNOWN = 92  # an attached job has ended, and nothing tells how
+LATE = 93  # no training step was done in time, and it was ended (--within)
 USAGE = 2
 NOT_EXECUTABLE, NOT_FOUND = 126, 127  # as a shell says it
 SIGNAL = 128

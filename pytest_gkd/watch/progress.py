@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import deque
 from dataclasses import replace
@@ -11,7 +12,7 @@ from ahocorasick_rs import BytesAhoCorasick
 from pytest_gkd.diagnosis import log_phases, logs, phase_marks
 from pytest_gkd.diagnosis.metrics.roles import role
 from pytest_gkd.diagnosis.metrics.series import MARKERS, Collector
-from pytest_gkd.marks import LATE
+from pytest_gkd.marks import END, LATE
 from pytest_gkd.watch.samples import Point, Progress
 
 # A line without an end grows no longer than this; a progress bar is such a line.
@@ -21,6 +22,7 @@ HEAD, TAIL = 1 << 16, 1 << 16
 # So many of the last steps tell what a step takes.
 STEPS = 50
 SHOWN = 60
+_NUMBERED = re.compile(rb"(?i)(?:global_)?step|iter|epoch")
 _SHOWN = ("reward", "loss", "policy loss", "validation loss")
 
 
@@ -48,6 +50,7 @@ class Follower:
         self._marks = phase_marks.Marks()
         self._marked = ""
         self.late: phase_marks.Mark | None = None
+        self._trained = False
         self._progress = Progress()
 
     def feed(self, data: bytes, now: float) -> Progress:
@@ -84,6 +87,8 @@ class Follower:
             series=series,
             last_line=last[-400:].decode("utf-8", "replace") if last else old.last_line,
             marked=bool(self._marked),
+            trained_at=old.trained_at
+            or (now if self._trained or self._metrics.trained else 0.0),
             finished=old.finished or log_phases.FINISHED.search(whole) is not None,
             failed=log_phases.FAILED.search(whole) is not None
             or (old.failed and not self._steps_since),
@@ -111,8 +116,11 @@ class Follower:
             number = self._lines + whole.count(b"\n", 0, start) + 1
             self._metrics.take(whole[start:done], number, self._bytes + start)
         self._lines += whole.count(b"\n")
-        if made := sum(1 for _ in log_phases.STEP.finditer(whole)):
-            self._counted = (self._counted or 0) + made
+        made = [found[0] for found in log_phases.STEP.finditer(whole)]
+        if made:
+            self._counted = (self._counted or 0) + len(made)
+        # With a number, its metrics decide: verl's step 0 is a validation.
+        self._trained |= any(_NUMBERED.match(one) is None for one in made)
 
     def _step(self, step: int | None, now: float) -> None:
         old = self._progress
@@ -129,6 +137,8 @@ class Follower:
     def _phase(self, whole: bytes, now: float) -> None:
         for mark in self._marks.feed(whole):
             self.late = mark if mark.event == LATE else self.late
+            ends_well = mark.event == END and not mark.error
+            self._trained |= ends_well and mark.phase == "training-step"
         entered = self._marks.innermost
         self._marked = entered.phase if entered and entered.is_open else ""
         phase = self._marked or log_phases.last_phase(whole)

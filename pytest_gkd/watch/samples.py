@@ -141,7 +141,8 @@ class Progress:
     and ``step_at`` are ``clock.monotonic()``. ``step_s`` is the median time of the
     last steps, ``steps_s`` those times, the latest last. ``series`` is the loss or
     reward that is shown, ``metric`` its name. ``marked`` says that the program itself
-    told its phase (see ``marks``).
+    told its phase (see ``marks``). ``trained_at`` is when the first training step was
+    done.
     """
 
     phase: str = ""
@@ -155,8 +156,14 @@ class Progress:
     series: tuple[Point, ...] = ()
     last_line: str = ""
     marked: bool = False
+    trained_at: float = 0.0
     finished: bool = False
     failed: bool = False
+
+    @property
+    def trained(self) -> bool:
+        """Whether a training step is done."""
+        return self.trained_at > 0
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import procfs
 from pytest_gkd.processes.procfs import Stat
 from pytest_gkd.watch import (
-    exits,
     stuck_report,
     usual_times,
     verdicts,
@@ -33,6 +32,8 @@ from pytest_gkd.watch.terminal import Terminal
 from pytest_gkd.watch.watcher import TICK_S, Watch, new_directory
 
 END_S = 30.0
+# What a command has left when it was ended: it gets less time, as nobody waits for it.
+REST_S = 5.0
 
 
 class CommandWatch:
@@ -120,8 +121,8 @@ class CommandWatch:
                 f"{self.command.log}: {why}; the job goes on, and its output is kept "
                 "again once there is room"
             )
-        if self.watch.wants_end:
-            self._end()
+        if self.watch.end is not None:
+            self._end(self.watch.end.why)
 
     # -- the terminal --------------------------------------------------------------
 
@@ -186,18 +187,34 @@ class CommandWatch:
 
     # -- the end -------------------------------------------------------------------
 
-    def _end(self) -> None:
-        """End the stuck command: SIGTERM first, and what is left of it by SIGKILL."""
+    def _end(self, why: str) -> None:
+        """End the command: SIGTERM first, and what is left of it by SIGKILL."""
         now = monotonic()
         if self._ending_since is None:
+            if self.command.returncode() is not None:
+                return  # it has ended by itself
             self._ending_since = now
-            self.watch.screen.say("--on-stuck=end: ending the command (SIGTERM)")
+            self.watch.screen.say(f"{why}: ending the command (SIGTERM)")
             self.command.send(signal.SIGTERM, group=True)
             self.command.send(signal.SIGCONT, group=True)
         elif now > self._ending_since + END_S:
-            for pid, one in self._processes().items():
-                with contextlib.suppress(PermissionError):
-                    procfs.send(pid, one.start, signal.SIGKILL)
+            self._send_all(signal.SIGKILL)
+
+    def _send_all(self, *numbers: int) -> None:
+        for pid, one in self._processes().items():
+            with contextlib.suppress(PermissionError):
+                for number in numbers:
+                    procfs.send(pid, one.start, number)
+
+    def _end_rest(self) -> None:
+        """End what the command, which was ended, has left running."""
+        for numbers in ((signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
+            until = monotonic() + REST_S
+            self._send_all(*numbers)
+            while monotonic() < until and any(
+                one.state != "Z" for one in self._processes().values()
+            ):
+                time.sleep(0.1)
 
     def _processes(self) -> dict[int, Stat]:
         """The command's processes; never those of a cluster or server that it uses."""
@@ -212,17 +229,21 @@ class CommandWatch:
         watch.tick(command.shared.since(self._seen)[0])
         refused = command.not_started()
         code = command.returncode()
-        ended_by_us = self._ending_since is not None
+        end = watch.end if self._ending_since is not None else None
+        if end is not None:
+            self._end_rest()
         if refused is not None:
             watch.screen.say(f"watch: {refused[1]}")
+            watch.verdict = Verdict(DEAD, why=(refused[1],))
         else:
             self._learn(code)
             self._tell_end(code)
+        status = end.status if end is not None else command.exit_status()
+        status = refused[0] if refused is not None else status
+        watch.keep_verdict(status)
         watch.close()
         command.leave()
-        if refused is not None:
-            return refused[0]
-        return exits.STUCK if ended_by_us else command.exit_status()
+        return status
 
     def _learn(self, code: int | None) -> None:
         follower = self.watch.follower
@@ -243,11 +264,15 @@ class CommandWatch:
                 f"the command has ended and left {len(left)} processes running "
                 f"({some}); to go on watching: gkd watch --pid {min(left)}"
             )
-        if not code:
+        end = watch.end if self._ending_since is not None else None
+        if end is not None and end.status:
+            watch.verdict = watch.reported.verdict if watch.reported else watch.verdict
+            return
+        if not code or end is not None:
             watch.verdict = Verdict(FINISHED, phase=progress.phase)
             watch.notify(watch.verdict, "finished")
             return
-        if self._interrupted or self._ending_since is not None:
+        if self._interrupted:
             return
         ended = (
             f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
@@ -256,7 +281,7 @@ class CommandWatch:
         # A traceback tells where it was raised, whether its cause is known or not.
         told = found.get("verdict") in ("failed", "unknown")
         phase = found["phase"] if told else progress.phase
-        where = f" in {phase}" if phase else ""
+        where = f" in {phase}" if phase not in ("", "unknown") else ""
         step = f", step {progress.step}" if progress.step is not None else ""
         spent = verdicts.span(monotonic() - watch.began)
         why = [f"{ended} after {spent}{where}{step}"]
@@ -274,5 +299,5 @@ class CommandWatch:
             text += f"\n  saw   {line['text']}"
         if watch.log is not None:
             text += f"\n  more  gkd diagnose {watch.log}"
-        watch.verdict = verdict
+        watch.verdict, watch.causes = verdict, found["causes"]
         watch.tell(verdict, text)

@@ -7,18 +7,20 @@ import time
 from collections import deque
 from concurrent import futures
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis.phase_marks import Mark
 from pytest_gkd.processes import background
 from pytest_gkd.watch import (
+    exits,
     notify,
     status_line,
     stuck_report,
+    verdict_file,
     verdicts,
 )
 from pytest_gkd.watch.arguments import Asked
@@ -38,6 +40,15 @@ from pytest_gkd.watch.sampling import Sampler
 from pytest_gkd.watch.screen import OwnScreen, SharedScreen
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class End:
+    """Why the command is to be ended, and the exit status that then says so."""
+
+    why: str
+    status: int
+
 
 TICK_S = 0.25
 SAMPLE_S = 1.0
@@ -80,7 +91,10 @@ class Watch:
         self.log: Path | None = None
         self.began = self._ticked = monotonic()
         self.verdict = Verdict(AT_WORK)
-        self.wants_end = False
+        self.end: End | None = None
+        self.causes: list[dict[str, Any]] = []
+        self.reported: stuck_report.Report | None = None
+        self._kept: tuple[object, ...] = ()
         self._sample: JobSample | None = None
         self._cpu = 0.0
         self._sampled_at = self._lined_at = self._drawn_at = self.began
@@ -134,7 +148,12 @@ class Watch:
         if now >= self._sampled_at + SAMPLE_S:
             self._take_sample(now)
             self._judge(now)
+            self.keep_verdict()
         self._hear_report()
+        if self.asked.until_step and self.end is None and self.progress.trained:
+            self.end = End("--until-step", 0)
+            spent_s = self.progress.trained_at - self.began
+            self.screen.say(f"a training step is done after {verdicts.span(spent_s)}")
         self._show(now)
         self.screen.flush()
 
@@ -173,7 +192,7 @@ class Watch:
     # -- what is judged ------------------------------------------------------------
 
     def _judge(self, now: float) -> None:
-        if self.wants_end:
+        if self.end is not None:
             return  # to be ended makes it move, which is no news
         sample = self._sample
         assert sample is not None
@@ -188,6 +207,7 @@ class Watch:
             if (seen := self._result("a look", look)) is not None:
                 self._looked(seen)
                 self._report_late(seen)
+            self._report_overtime(seen or sample, now)
         if self.follower.late is not self._late_told:
             self._late = self._late_told = self.follower.late
         seems_still = silent_s >= self.look_after_s or overdue
@@ -196,6 +216,7 @@ class Watch:
             self._goes_on(sample)
         elif self._look is None and (
             self._late is not None
+            or self._is_overtime(now)
             or (seems_still and (now >= self._look_at or self._fell_idle(now)))
         ):
             out = self.directory / f"look-{self._looks % 2}"
@@ -215,6 +236,24 @@ class Watch:
         verdict = Verdict(
             SLOW, late.timeout_s or 0.0, (why,), phase=late.phase, odd=(late.pid,)
         )
+        self._begin_report(verdict, sample)
+
+    def _is_overtime(self, now: float) -> bool:
+        """Whether the first step should be done by now (--within)."""
+        limit_s = self.asked.within_s
+        over = limit_s is not None and now >= self.began + limit_s
+        return over and self._report is None and not self.progress.trained
+
+    def _report_overtime(self, sample: JobSample, now: float) -> None:
+        if not self._is_overtime(now):
+            return
+        if self.verdict.word == STUCK:  # it is reported already
+            self.end = End("--within", exits.LATE)
+            return
+        why = f"no training step within {verdicts.span(self.asked.within_s or 0.0)}"
+        last = self.verdict
+        since_s = now - self.began
+        verdict = Verdict(SLOW, since_s, (why, *last.why), phase=self.progress.phase)
         self._begin_report(verdict, sample)
 
     def _result(self, what: str, future: Future[T]) -> T | None:
@@ -314,6 +353,28 @@ class Watch:
         verdict = replace(verdict, phase=verdict.phase or self.progress.phase)
         self._notified += notify.tell(whom, verdict, text, self.screen.say, report)
 
+    def keep_verdict(self, exit_status: int | None = None) -> None:
+        """Write down the verdict, if it is a new one; see ``verdict_file``."""
+        report, progress = self.reported, self.progress
+        state = (self.verdict, progress.phase, progress.trained, report, exit_status)
+        if state == self._kept:
+            return
+        self._kept = state
+        problem = verdict_file.write(
+            self.directory,
+            self.verdict,
+            progress,
+            self.began,
+            log=self.log,
+            report=report,
+            phases_s=self.follower.phases,
+            ended_for=self.end.why if self.end else "",
+            exit_status=exit_status,
+            causes=self.causes,
+        )
+        if problem and self._may_tell(problem):
+            self.screen.say(problem)
+
     def close(self) -> None:
         """Wait until everybody is told, and give the terminal back."""
         futures.wait(self._notified, NOTIFY_LIMIT_S)
@@ -345,14 +406,18 @@ class Watch:
             return
         done, self._report = self._report, None
         report = self._result("the report", done)
+        is_overtime = self._is_overtime(monotonic())
+        if is_overtime:
+            self.end = End("--within", exits.LATE)
         if report is None:
             return
+        self.reported = report
         self.tell(report.verdict, report.text(), str(report.directory or ""))
         if report.verdict.word != STUCK:
             return
         kind, _, line = self.asked.on_stuck.partition(":")
         if kind == "end":
-            self.wants_end = True
+            self.end = End("--on-stuck=end", exits.STUCK)
         elif kind == "command":
             place = str(report.directory or "")
             whom = (f"command:{line}",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -40,6 +41,9 @@ MARKERS += ("\u2022 ".encode(), "\u2502 ".encode())  # a bullet, a table's line
 _PROCESS = Pattern(
     rb"^(?:\x1b\[[\d;]*m)*(?:\([\w.:]+ [^)]{0,60}\)|\[(?:[Rr]ank ?\d+|default\d+)\])"
 )
+
+# Settings that are named after a metric: kl_loss_coef, use_kl_loss.
+_SETTING = re.compile(r"coef|weight|use_|_type|scale")
 
 
 @dataclass
@@ -140,11 +144,16 @@ class Series:
 
 
 class Collector:
-    """Takes those lines of a log that may hold metrics, in order."""
+    """Takes those lines of a log that may hold metrics, in order.
+
+    ``trained`` says that a training metric came with, or after, the number of its step;
+    one without is as likely a line of the configuration (``kl_loss_coef: 0.001``).
+    """
 
     markers = MARKERS
 
     def __init__(self) -> None:
+        self.trained = False
         self._series: dict[tuple[bytes, str], Series] = {}
         self._step: dict[bytes, int] = {}
         self._lines = self._bytes = 0
@@ -221,6 +230,8 @@ class Collector:
         if reading.step is not None and (reading.total or self.total) >= self.total:
             self.total = reading.total or self.total
             self._step[process] = reading.step
+        if process in self._step and not self.trained:
+            self.trained = any(map(_of_a_step, reading.values))
         for name, value in reading.values.items():
             series = self._series.get((process, name))
             if series is None:
@@ -328,6 +339,11 @@ class Collector:
     def series(self) -> list[Series]:
         """All series, the longest first."""
         return sorted(self._series.values(), key=len, reverse=True)
+
+
+def _of_a_step(name: str) -> bool:
+    """Whether a metric is one that a training step yields, not a setting of one."""
+    return role(name) in TRAINING and _SETTING.search(name.lower()) is None
 
 
 def _process(line: bytes) -> bytes:
