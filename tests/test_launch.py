@@ -1,4 +1,4 @@
-"""``--gkd-launch``: the user's own command as the last stage, watched to a first step."""
+"""``--gkd-launch``: the user's command as the last stage, watched to a first step."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from pytest_gkd.stage_api import StageContext, StageFault
 from pytest_gkd.watch import exits, verdict_file, watcher
 
 LOG = "job.log"  # beside the watch's own directory: what the job printed
-# Left of the time for the watch's report and for ending the job, and at most what share.
+# Kept of the time for the watch's report and for ending the job, and its largest share.
 REPORT_S, REPORT_SHARE = 90.0, 0.3
 # Of that time silence may last so long before the job's processes are looked at.
 SILENT_SHARE = 0.25
@@ -119,9 +119,9 @@ def _judge(gkd: StageContext, told: dict[str, Any], *, still_runs: bool) -> None
         if first_s is None:
             gkd.note(
                 "launch.no-step",
-                "launch: the command ended by itself with 0, and nothing that it printed "
-                "says that a training step was done: metrics with a step, or a mark "
-                '(with phase("training-step"): from pytest_gkd import phase)',
+                "launch: the command ended by itself with 0, and nothing that it "
+                "printed says that a training step was done: metrics with a step, or a "
+                'mark (with phase("training-step"): from pytest_gkd import phase)',
             )
         return
     report = told["standstill"] or {}
