@@ -134,8 +134,6 @@ def test_the_tree_can_be_drawn_as_a_flame_graph() -> None:
 
 
 def test_sets_of_ranks() -> None:
-    assert rank_sets.spans([7, 0, 1, 2, 5, 1]) == "0-2,5,7"
-    assert rank_sets.spans([]) == ""
     assert rank_sets.name(_eight()[:7]) == "ranks 0-6"
     assert rank_sets.name(_eight()[7:]) == "rank 7"
 

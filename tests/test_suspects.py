@@ -230,7 +230,7 @@ def test_a_command_is_one_for_a_shell(name: str) -> None:
     ("text", "ranks", "sentence"),
     [
         ("Ranks 1, 5 failed to pass monitoredBarrier in 9 ms", (1, 5),
-         "ranks 1, 5 did not come"),
+         "ranks 1,5 did not come"),
         ("barrier failed -- missing ranks: 3", (3,), "rank 3 did not come"),
         ("waiting for clients. 7/8 clients joined.", (), "7 of 8 have joined"),
         ("rank: 1, key: x:1 (world_size=4, num_workers_joined=3, timeout=0:30:00)", (),

@@ -19,12 +19,16 @@ a client of a teacher's server (`http`). What is right was written down, in
 and who must not be. The limits were `--look-after=5 --stuck-after=10`; the defaults
 are longer, so that a verdict comes later.
 
+One label was mended after the first judgement, which counts as wrong: a job whose engine
+core is killed was expected to raise, and stands for ever without the watcher as well
+(`ray-generate-core-killed`; vLLM 0.32 tells a waiting client nothing).
+
 """
 _LEFT = """\
 ## What could not be tried without GPUs
 
 - Kernels of NCCL that spin: GPUs at 100 % with a rank elsewhere. Here gloo's ranks wait
-  in a system call.
+  in a system call (a stand-in for NVML that says 100 % is in the tests).
 - GPU memory and use as signs of work; a GPU that fell off the bus, or throttles.
 - The flight recorder and `ncclras` of real NCCL jobs: gloo writes no records.
 - vLLM's capture of CUDA graphs, whose silence is long and sound.

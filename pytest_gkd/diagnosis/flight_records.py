@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_gkd import rank_words
+
 Record = Mapping[str, Any]
 _NUMBERS = ("collective_seq_id", "time_created_ns")
 _LISTS = ("input_sizes", "input_dtypes")
@@ -47,11 +49,11 @@ class Missing:
         pairs = zip(self.dtypes, self.sizes, strict=False)
         tensors = ", ".join(f"{dtype}{size}" for dtype, size in pairs)
         line = f"collective {self.sequence}, {self.operation} of {tensors}: entered by "
-        line += f"rank {_ranks(self.entered_by)}"
+        line += f"{rank_words.name(self.entered_by)}"
         for rank, at in self.behind.items():
             line += f"; rank {rank} had entered {at}"
         if self.without_record:
-            line += f"; no record of rank {_ranks(self.without_record)}"
+            line += f"; no record of {rank_words.name(self.without_record)}"
         return line
 
 
@@ -161,8 +163,3 @@ def _number(entry: Record) -> int:
 
 def _created(entry: Record) -> int:
     return int(entry["time_created_ns"])
-
-
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

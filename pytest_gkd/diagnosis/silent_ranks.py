@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from pytest_gkd import sanitize
+from pytest_gkd import rank_words, sanitize
 from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.patterns import Pattern
 
@@ -70,7 +69,7 @@ def missing(text: bytes, world_size: int | None = None) -> Missing:
     joining = log_phases.nccl_joining(text)
     if joining is not None and min(joining[0]) >= 0:
         ranks = tuple(sorted({*range(joining[1])} - joining[0]))
-        told = f"{_ranks(ranks)} of {joining[1]} did not say 'Init COMPLETE'"
+        told = f"{rank_words.name(ranks)} of {joining[1]} did not say 'Init COMPLETE'"
         return Missing(ranks, told)
     text = text[-TAIL:]
     return _told(text) or _concluded(text, world_size or _world(text)) or Missing()
@@ -81,7 +80,10 @@ def _told(text: bytes) -> Missing | None:
     for found in _NAMED.finditer(text):
         listed = (found[b"ranks"] or found[b"listed"]).replace(b" ", b"").split(b",")
         ranks = tuple(sorted({int(one[:9]) for one in listed if one}))
-        last, at = Missing(ranks, f"{_ranks(ranks)} did not come"), found.start()
+        last, at = (
+            Missing(ranks, f"{rank_words.name(ranks)} did not come"),
+            found.start(),
+        )
     for found in _COUNTED.finditer(text):
         said = int(found[b"said"] or found[b"joined"])
         world = int(found[b"world"] or found[b"size"])
@@ -122,7 +124,7 @@ def _concluded(text: bytes, world: int) -> Missing | None:
             return Missing((), told)
         silent = sorted(set(range(world)) - last.ranks)
         if all(spoke.get(rank, -1) < last.at for rank in silent):
-            told = f"{_ranks(silent)} of {world} did not say {what!r}"
+            told = f"{rank_words.name(silent)} of {world} did not say {what!r}"
             return Missing(tuple(silent), told)
     return None
 
@@ -132,8 +134,3 @@ def _shown(words: bytes) -> str:
     lead = _MARKS.search(words)
     text = sanitize.line(words[lead.end() if lead else 0 :].decode("utf-8", "replace"))
     return text if len(text) <= 70 else f"{text[:35]}…{text[-34:]}"
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    listed = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {listed}"

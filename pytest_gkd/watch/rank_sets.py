@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from pytest_gkd import rank_words
 from pytest_gkd.watch.samples import ProcessSample
 
 MOST = 8
-
-
-def spans(numbers: Iterable[int]) -> str:
-    """``0-3,5`` for 0, 1, 2, 3, 5."""
-    found: list[list[int]] = []
-    for number in sorted(set(numbers)):
-        if found and number == found[-1][1] + 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
 
 
 def ranked(processes: Sequence[ProcessSample]) -> bool:
@@ -31,8 +21,9 @@ def name(processes: Sequence[ProcessSample]) -> str:
     if not processes:
         return "nobody"
     if all(one.role.kind == "rank" for one in processes) and ranked(processes):
-        known = spans(r for one in processes if (r := one.role.rank) is not None)
-        return f"rank{'s' if len(processes) > 1 else ''} {known}"
+        return rank_words.name(
+            r for one in processes if (r := one.role.rank) is not None
+        )
     shown = ", ".join(one.label for one in processes[:MOST])
     more = f" and {len(processes) - MOST} more" if len(processes) > MOST else ""
     return shown + more

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_gkd import rank_words
 from pytest_gkd.diagnosis.exceptions import Frame
 from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
 from pytest_gkd.processes.stacks import in_library
@@ -67,7 +68,7 @@ class Group:
         """``0-6/8`` for ranks, else the pid of one process, else ``3 of 4``."""
         if self.is_ranked:
             ranks = (r for one in some if (r := one.role.rank) is not None)
-            return f"{rank_sets.spans(ranks)}/{self.size}"
+            return f"{rank_words.spans(ranks)}/{self.size}"
         if len(some) == 1:
             return f"pid {some[0].pid}"
         return f"{len(some)}/{self.size}"

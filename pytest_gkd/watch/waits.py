@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pytest_gkd import rank_words
 from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.diagnosis.stack_dump import Thread
 from pytest_gkd.processes.kernel_calls import Call
@@ -226,7 +227,7 @@ class _Job:
             number = numbered if len(inside) == 1 else ""
             yield _Edge(tuple(waiters), f"{operations}{number}", tuple(elsewhere))
         elif absent and len(ranks) < size:
-            where = f"rank{'s' * (len(absent) > 1)} {rank_sets.spans(absent)} of {size}"
+            where = f"{rank_words.name(absent)} of {size}"
             beyond = f"{where}, which no process of this machine is"
             operation = f"{next(iter(inside))}{numbered}"
             absence = f"{where} (not on this machine)"

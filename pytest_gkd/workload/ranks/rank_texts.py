@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from pytest_gkd import rank_words
 from pytest_gkd.stage_api import Evidence
 from pytest_gkd.workload.ranks.rank_records import RankRecord, RankRun
 
@@ -84,14 +85,6 @@ def stack(record: RankRecord) -> Evidence:
     return tuple(frames[:2])
 
 
-def name_ranks(ranks: list[int]) -> str:
-    """``rank 1``, or ``ranks 0, 2, 3``; at most eight by number."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"ranks {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-
-
 def _describe_gpu(_: RankRun, record: RankRecord, found: re.Match[str]) -> str:
     return f"rank {record.rank}: {found[0]}; expected one GPU for each rank"
 
@@ -131,7 +124,7 @@ def _describe_mismatch(run: RankRun, record: RankRecord, _: re.Match[str]) -> st
     first = min(others)
     same = [rank for rank, call in sorted(others.items()) if call == others[first]]
     return (
-        f"rank {odd} called {calls[odd]} while {name_ranks(same)} called "
+        f"rank {odd} called {calls[odd]} while {rank_words.name(same)} called "
         f"{others[first]}; expected one collective of one shape and type on all ranks"
     )
 

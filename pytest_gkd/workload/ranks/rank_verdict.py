@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from pytest_gkd import rank_words
 from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.processes.tree import exit_name
 from pytest_gkd.stage_api import Evidence, StageFault
@@ -22,7 +23,6 @@ from pytest_gkd.workload.ranks.rank_texts import (
     WATCHDOG,
     evidence,
     last_words,
-    name_ranks,
     raised_at,
     stack,
     texts,
@@ -71,7 +71,7 @@ def _sizes(run: RankRun) -> StageFault | None:
     if len(told) < 2:
         return None
     states = "; ".join(
-        f"{name_ranks(ranks)} with {size}" for size, ranks in sorted(told.items())
+        f"{rank_words.name(ranks)} with {size}" for size, ranks in sorted(told.items())
     )
     text = f"the ranks were started with different world sizes: {states}; expected one "
     sizes = {str(size): ranks for size, ranks in told.items()}
@@ -100,7 +100,7 @@ def wrong_values(records: tuple[RankRecord, ...]) -> str:
             lines.append(f"{text}{entry['expected']} at index {entry['index']}{more}")
     if lines and len(lines) < len(records):
         right = [r.rank for r in records if r.found and not r.found["wrong"]]
-        lines.append(f"right on {name_ranks(right)}")
+        lines.append(f"right on {rank_words.name(right)}")
     return "\n".join(lines)
 
 
@@ -204,10 +204,10 @@ def _absent(run: RankRun) -> StageFault | None:
     places = _met(run, "at")
     if not states and len(places) > 1:
         states = "they looked for each other in different places, " + "; ".join(
-            f"{name_ranks(ranks)} at {place}" for place, ranks in places.items()
+            f"{rank_words.name(ranks)} at {place}" for place, ranks in places.items()
         )
     if not states:
-        late = name_ranks([r.rank for r in run.records if not r.joined])
+        late = rank_words.name([r.rank for r in run.records if not r.joined])
         states = f"all came, and {late} could not connect to the others"
     text = f"{len(came)} of {run.plan.world_size} ranks came to the rendezvous within "
     return _fault(
@@ -228,8 +228,8 @@ def _stuck(run: RankRun) -> StageFault:
     place = furthest.operation
     late_ranks = [record.rank for record in suspects]
     if waiting and suspects:
-        message = f"{name_ranks([r.rank for r in waiting])} waited in {place} for "
-        message += f"{name_ranks(late_ranks)}: " + "; ".join(
+        message = f"{rank_words.name([r.rank for r in waiting])} waited in {place} for "
+        message += f"{rank_words.name(late_ranks)}: " + "; ".join(
             f"rank {r.rank} {_state(r)}, last in {r.operation}" for r in suspects
         )
     else:
