@@ -19,9 +19,9 @@ a client of a teacher's server (`http`). What is right was written down, in
 and who must not be. The limits were `--look-after=5 --stuck-after=10`; the defaults
 are longer, so that a verdict comes later.
 
-One label was mended after the first judgement, which counts as wrong: a job whose engine
-core is killed was expected to raise, and stands for ever without the watcher as well
-(`ray-generate-core-killed`; vLLM 0.32 tells a waiting client nothing).
+One label was mended after the first judgement, which counts as wrong: a job whose
+engine core is killed was expected to raise, and stands for ever without the watcher as
+well (`ray-generate-core-killed`; vLLM 0.32 tells a waiting client nothing).
 
 """
 _LEFT = """\
