@@ -287,3 +287,20 @@ def test_what_has_no_place_in_ray_is_stuck_whatever_its_helpers_use() -> None:
     moved = replace(after, processes=(waits, process(3, CALLS)))
     moved = replace(moved, processes=(waits, replace(moved.processes[1], pid=9)))
     assert verdicts.compare(before, moved, NOTHING, Usual()).word == AT_WORK
+
+
+def test_what_a_job_says_instead_of_a_step_is_told_with_its_phase() -> None:
+    again = "WARNING loop: teacher failed (attempt 7 of 9): refused \x1b[31m"
+    progress = replace(
+        STEPS, phase="training-step", last_line=again, said_at=NOW - 1, step_s=2.0
+    )
+    found = verdicts.pace(progress, NOW, Usual())
+    assert found is not None
+    assert (found.word, found.phase) == (SLOW, "teacher")
+    assert found.why[1].startswith("it says: WARNING loop: teacher failed (attempt 7")
+    assert "\x1b" not in found.why[1]
+    # The step's own line is no news.
+    silent = replace(progress, said_at=progress.step_at, last_line="step 5 loss=1")
+    told = verdicts.pace(silent, NOW, Usual())
+    assert told is not None
+    assert (len(told.why), told.phase) == (1, "training-step")

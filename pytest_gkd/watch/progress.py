@@ -86,6 +86,7 @@ class Follower:
             metric=metric,
             series=series,
             last_line=last[-400:].decode("utf-8", "replace") if last else old.last_line,
+            said_at=now,
             marked=bool(self._marked),
             trained_at=old.trained_at
             or (now if self._trained or self._metrics.trained else 0.0),

@@ -137,12 +137,11 @@ class Point:
 class Progress:
     """How far the job's output says that it has come.
 
-    ``phase`` is one of ``log_phases.PHASES``, or empty before any sign; ``phase_at``
-    and ``step_at`` are ``clock.monotonic()``. ``step_s`` is the median time of the
-    last steps, ``steps_s`` those times, the latest last. ``series`` is the loss or
-    reward that is shown, ``metric`` its name. ``marked`` says that the program itself
-    told its phase (see ``marks``). ``trained_at`` is when the first training step was
-    done.
+    ``phase`` is one of ``log_phases.PHASES``, or empty before any sign; ``phase_at``,
+    ``step_at`` and ``said_at``, of the last output, are ``clock.monotonic()``.
+    ``step_s`` is the median time of the last steps, ``steps_s`` those times, the latest
+    last. ``series`` is the loss or reward that is shown, ``metric`` its name.
+    ``marked`` says that the program itself told its phase (see ``marks``).
     """
 
     phase: str = ""
@@ -155,6 +154,7 @@ class Progress:
     metric: str = ""
     series: tuple[Point, ...] = ()
     last_line: str = ""
+    said_at: float = 0.0
     marked: bool = False
     trained_at: float = 0.0
     finished: bool = False

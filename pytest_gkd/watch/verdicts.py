@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.stack_dump import Thread
 from pytest_gkd.processes.stall import BUSY_CPU, IDLE_CPU, IDLE_IO_BYTES_PER_S
@@ -57,6 +58,7 @@ _BESIDE = ("ray-system", "helper", "launcher")
 # Whose end ends the job. A data loader's workers come and go.
 _PARTS = ("rank", "engine", "engine-worker", "ray-actor", "teacher")
 LAST_S = 60.0
+MOST_SAID = 200
 # In which one rank may compute for long, while the others wait for it.
 _ALONE = ("checkpoint", *log_phases.STARTS)
 
@@ -240,7 +242,8 @@ def pace(progress: Progress, now: float, usual: Usual, why: str = "") -> Verdict
                 f"no step for {span(spent)}, {times:.0f} times the usual "
                 f"{span(progress.step_s)}"
             )
-            return Verdict(SLOW, spent, (text, *also), "likely", progress.phase)
+            said, phase = _said_since(progress)
+            return Verdict(SLOW, spent, (text, *said, *also), "likely", phase)
         return None
     known = usual.phases.get(progress.phase)
     spent = now - progress.phase_at
@@ -248,6 +251,16 @@ def pace(progress: Progress, now: float, usual: Usual, why: str = "") -> Verdict
         text = f"{span(spent)} in {progress.phase}; in earlier runs {span(known)}"
         return Verdict(SLOW, spent, (text, *also), "likely", progress.phase)
     return None
+
+
+def _said_since(progress: Progress) -> tuple[tuple[str, ...], str]:
+    """What the job says instead of a step, such as that it tries again; and the phase
+    that it speaks of."""
+    if progress.marked or progress.said_at < progress.step_at + 1.0:
+        return (), progress.phase
+    line = sanitize.line(progress.last_line)[:MOST_SAID]
+    phase = log_phases.of_line(progress.last_line.encode("utf-8", "replace"))
+    return ((f"it says: {line}",) if line else ()), phase or progress.phase
 
 
 def _busy(
