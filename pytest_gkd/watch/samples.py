@@ -142,6 +142,7 @@ class Progress:
     ``step_s`` is the median time of the last steps, ``steps_s`` those times, the latest
     last. ``series`` is the loss or reward that is shown, ``metric`` its name.
     ``marked`` says that the program itself told its phase (see ``marks``).
+    ``trained_at`` is when the first training step was done.
     """
 
     phase: str = ""
