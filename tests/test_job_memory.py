@@ -281,6 +281,48 @@ def test_without_a_model_or_a_machine_it_is_said_once(
     assert {row["verdict"] for row in found["memory"]} == {None}
 
 
+@pytest.mark.needs("torch", "transformers")
+@pytest.mark.parametrize("recompute", [False, True])
+def test_attention_without_a_fused_kernel_takes_what_is_planned(
+    recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    monkeypatch.setitem(memory_page.SIZES, "vocab_size", 300)
+    monkeypatch.setitem(memory_page.SIZES, "num_hidden_layers", 3)
+    with sdpa_kernel([SDPBackend.MATH]):
+        lines = memory_page.judged(
+            *("llama", "float32", "own-topk"), recompute=recompute, plain=True
+        )
+    (update,) = [line for line in lines if line.what == "update"]
+    assert abs(update.error) < 0.05, update
+
+
+@pytest.mark.parametrize(
+    ("changed", "is_plain"),
+    [
+        ({}, True),
+        ({"compute": "bfloat16"}, False),
+        ({"row": 0}, False),  # fused whatever the dtype
+        ({"model": dataclasses.replace(OF_7_5B, layers=(LAYER,))}, False),
+    ],
+)
+def test_attention_is_plain_only_in_float32_with_shared_heads(
+    changed: dict[str, Any], is_plain: bool
+) -> None:
+    shape = models.Shape(heads=8, queries=256, keys=64)
+    shared = dataclasses.replace(
+        OF_7_5B, layers=(dataclasses.replace(LAYER, shape=shape),)
+    )
+    given = {"model": shared, "compute": "float32", "tokens": 64, "row": 32}
+    trainer = Trainer(**given | changed, recompute=False)
+    name = "plain attention float32"
+    most = max(one.get(name, 0) for one in training_memory.updates(trainer))
+    # The softmax of 8 heads, keys and values of 256 for 64, without its sums.
+    kept = 4 * 64 * (8 * 32 + 2 * (256 - 64) - 8)
+    assert most == (kept + 2 * 4 * 64 * 8 * 32 if is_plain else 0)
+
+
 @pytest.mark.needs("torch")
 @pytest.mark.filterwarnings("ignore:c10d.._reduce_scatter_base_:UserWarning")
 def test_the_copy_that_gloo_reduces_is_not_counted(tmp_path: Path) -> None:

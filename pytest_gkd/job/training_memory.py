@@ -58,8 +58,9 @@ class Trainer:
     LoRA's matrices are in the dtype ``adapters``, the weights' if that is empty.
     DeepSpeed has ``buckets`` elements in its gradient buffers, and ZeRO-3 up to
     ``live`` of gathered weights. ``answers`` are the tokens whose logits the loss
-    takes, 0 for all. A ``teacher`` is in the trainer's processes, in ``teacher_dtype``,
-    sharded among all ranks or whole.
+    takes, 0 for all. ``row`` is the length of a row if attention is PyTorch's own, with
+    whatever kernel it has, 0 if it is always fused. A ``teacher`` is in the trainer's
+    processes, in ``teacher_dtype``, sharded among all ranks or whole.
     """
 
     model: Model
@@ -82,6 +83,7 @@ class Trainer:
     tokens: int = 0
     micro_batches: int = 1
     answers: int = 0
+    row: int = 0
     keeps: bool = False
     reduce: str = "float32"
     loss: str = "topk"
@@ -345,6 +347,23 @@ def _inner_bytes(trainer: Trainer, layer: Layer) -> int:
     return math.ceil(_tokens(trainer) * each * width)
 
 
+def _plain_attention(trainer: Trainer, layer: Layer) -> tuple[int, int]:
+    """What a layer keeps, and what its backward pass takes beside that, where no fused
+    kernel computes its attention: a softmax over the row for each head and token, with
+    keys and values repeated for all heads; then two more of the softmax's size.
+
+    CUDA's fused kernels need 16 bits where key and value heads are shared and there is
+    no mask, as with rows of the same length (transformers, sdpa_attention.py,
+    use_gqa_in_sdpa; torch, sdp_utils.cpp). Measured: docs/memory.md.
+    """
+    shape = layer.shape
+    if trainer.compute != "float32" or shape.keys >= shape.queries:
+        return 0, 0
+    whole = 4 * trainer.tokens * shape.heads * trainer.row
+    repeated = 2 * (shape.queries - shape.keys) - shape.heads
+    return whole + 4 * trainer.tokens * repeated * bool(whole), 2 * whole
+
+
 def kept(trainer: Trainer) -> int:
     """What all layers, the final norm and the output matrix keep until the backward
     pass, on one rank."""
@@ -383,6 +402,10 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
         checkpoint_bytes(trainer) if trainer.recompute else layer_bytes(trainer, layer)
         for layer in model.layers
     ]
+    plain = "plain attention float32"
+    softmaxes = [_plain_attention(trainer, layer)[0] for layer in model.layers]
+    if trainer.recompute:
+        softmaxes = [0]
     activations, copies = f"activations {compute}", f"autocast's copies {compute}"
     vocab = math.ceil(model.vocab / trainer.tensor)
     answers = _answers(trainer)
@@ -392,6 +415,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     if not trainer.recompute:
         kept_copies = copied(trainer, model)
     behind = total(held, unsharded, {activations: kept(trainer)})
+    behind = total(behind, {plain: sum(softmaxes)})
     if trainer.casts:
         raw = 0 if trainer.loss in WITHOUT_LOGITS else answers * vocab * width
         yield total(behind, copied(trainer, model), {"logits and loss": raw})
@@ -405,16 +429,26 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     yield total(behind, kept_copies, one, {"logits' gradient": dlogits})
     layer = trainer.largest
     again = layer_bytes(trainer, layer) if trainer.recompute else 0
-    working = {activations: _inner_bytes(trainer, layer) + again}
+    softmax, backwards = _plain_attention(trainer, layer)
+    working = {activations: again + _inner_bytes(trainer, layer)}
+    working[plain] = softmax * trainer.recompute
+    # By the time of attention's backward pass the MLP's is done.
+    shape = layer.shape
+    gone = 4 * trainer.tokens * (4 if shape.is_gated else 2) * shape.dense
+    if backwards - gone > _inner_bytes(trainer, layer):
+        working[activations] = again - gone
+        working[plain] += backwards
     if trainer.casts:
         working[copies] = layer.elements * width
         if not trainer.recompute:
             working[copies] = kept_copies[copies]
-    yield total(backward, unsharded, one, whole, working, {activations: sum(each)})
+    others = {activations: sum(each), plain: sum(softmaxes)}
+    yield total(backward, unsharded, one, whole, working, others)
     if trainer.casts:
         working[copies] = layer.elements * width
     held = total(bare, gathered(trainer, trainer.fetched))
-    yield total(held | gradients, whole, working, {activations: each[0]})
+    others = {activations: each[0], plain: softmaxes[0]}
+    yield total(held | gradients, whole, working, others)
 
 
 def copied(trainer: Trainer, model: Model) -> Parts:

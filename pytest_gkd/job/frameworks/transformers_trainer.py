@@ -91,6 +91,7 @@ def made(values: Values, student: Model, teacher: Model | None, of: Setup) -> Tr
         tokens=rows * of.row,
         micro_batches=steps,
         answers=rows * of.answer,
+        row=of.row,
         keeps=not is_zero,
         reduce=compute,
         loss=low if is_low and low in LOSSES else of.loss,
