@@ -39,8 +39,21 @@ _KINDS = {
     **dict.fromkeys(("hf_", "api_org_", "npm_"), r"[A-Za-z0-9]{20,}"),
     **dict.fromkeys(("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"[A-Za-z0-9]{20,}"),
     **dict.fromkeys(("github_pat_", "glpat-", "nvapi-", "pypi-"), r"[\w-]{16,}"),
-    **dict.fromkeys(("wandb_v1_", "xoxb-", "xoxp-", "xapp-"), r"[\w-]{16,}"),
+    **dict.fromkeys(("wandb_v1_", "xoxb-", "xoxp-", "xoxa-", "xapp-"), r"[\w-]{16,}"),
     **dict.fromkeys(("AKIA", "ASIA"), r"[0-9A-Z]{12,}\b"),
+    # Each format as in gitleaks' rules (github.com/gitleaks/gitleaks, config/).
+    **dict.fromkeys(
+        ("gsk_", "r8_", "sk_live_", "rk_live_", "xai-"), r"[A-Za-z0-9]{24,}"
+    ),
+    **dict.fromkeys(("dckr_pat_", "dckr_oat_", "hvs.", "hvb.", "ya29."), r"[\w-]{20,}"),
+    **dict.fromkeys(("glrt-", "gldt-", "glptt-", "glsa_", "glc_"), r"[\w-]{20,}"),
+    "dapi": r"(?<![\w-]dapi)(?=[0-9a-f]{32})[0-9a-f]{32}(?:-\d)?\b",
+    "LTAI": r"(?<!\wLTAI)[A-Za-z0-9]{12,}\b",
+    "SG.": r"(?<!\wSG\.)[\w-]{16,}\.[\w-]{16,}",
+    # A token of ModelScope is an id; AWS's of a session begins with its region.
+    "ms-": r"(?<!\wms-)[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b",
+    "IQoJb3JpZ2luX2Vj": r"[\w+/=-]{40,}",
+    "eyJhcGlfYWRkcmVzcyI6": r"[\w+/=-]{16,}",
     "AIza": r"[\w-]{30,}",
     # Not at the end of task- or disk-, but after an escaped line end, such as \n.
     "sk-": r"(?:(?<![A-Za-z0-9_]sk-)|(?<=\\[nrt]sk-))(?=[\w-]{0,80}\d)[\w-]{20,}",
@@ -48,26 +61,63 @@ _KINDS = {
 }
 # Placeholders for a secret yet to be filled in: $NAME, <name>, ...; and nothing else.
 _UNFILLED = r"(?:\$\{?[A-Z_][A-Z0-9_]{0,40}\}?|<[\w -]{1,40}>|\.{3}|…)(?=[\s\"'@&,]|$)"
-# Each starts with literal text, which makes the search a hundred times as fast.
+# Each with a literal that its matches contain, whose absence is seen at once.
 _SHAPES = (
-    *(re.compile(rf"({kind}){rest}") for kind, rest in _KINDS.items()),
-    re.compile(
-        r"(-----BEGIN (?:[A-Z]{1,20} ){0,3}PRIVATE KEY-----)[A-Za-z0-9+/=\s\\]{4,}"
+    *(
+        (kind, re.compile(rf"({re.escape(kind)}){rest}"))
+        for kind, rest in _KINDS.items()
     ),
-    re.compile(
-        rf"(://[^\s/?#@:\"']{{0,200}}:)(?!{_UNFILLED})[^\s/?#@\"']{{1,500}}(?=@)"
+    (
+        "PRIVATE KEY-----",
+        re.compile(
+            r"(-----BEGIN (?:[A-Z]{1,20} ){0,3}PRIVATE KEY-----)[A-Za-z0-9+/=\s\\]{4,}"
+        ),
     ),
-    re.compile(rf"([?&]sig=)(?!{_UNFILLED})[^&\s\"']+"),
-    re.compile(
-        r"(X-Amz-(?:Signature|Credential|Security-Token)=)"
-        rf"(?!{_UNFILLED})[^&\s\"']+"
+    (
+        "://",
+        re.compile(
+            rf"(://[^\s/?#@:\"']{{0,200}}:)(?!{_UNFILLED})[^\s/?#@\"']{{1,500}}(?=@)"
+        ),
     ),
-    re.compile(r"([Bb]earer )[\w.~+/=-]{16,}"),
-    re.compile(
-        r"([Aa]uthorization[\"']?[:=] ?[\"']?(?:[Bb]asic |[Tt]oken )?)"
-        rf"(?![Bb]earer )(?!{_UNFILLED})[^\s\"',*]{{6,}}"
+    # Addresses that let whoever knows them post: the last part is the secret.
+    (
+        "hooks.slack.com/",
+        re.compile(r"(hooks\.slack\.com/(?:services|workflows|triggers)/)[\w/-]{16,}"),
     ),
-    re.compile(r"(wandb login (?:--\S+ )?)[0-9a-f]{40}\b"),
+    ("/api/webhooks/", re.compile(r"(/api/webhooks/)\d{15,22}/[\w-]{30,}")),
+    ("/bot/v2/hook/", re.compile(r"(/bot/v2/hook/)[\w-]{16,}")),
+    ("/webhook/send?key=", re.compile(r"(/webhook/send\?key=)[\w-]{16,}")),
+    (":AA", re.compile(r"(?<![\d:])(\d{8,10}:)AA[\w-]{33}(?![\w-])")),
+    ("sig=", re.compile(rf"([?&]sig=)(?!{_UNFILLED})[^&\s\"']+")),
+    (
+        "Signature=",
+        re.compile(rf"([?&](?:X-Goog-)?Signature=)(?!{_UNFILLED})[^&\s\"']{{16,}}"),
+    ),
+    (
+        "X-Amz-",
+        re.compile(
+            r"(X-Amz-(?:Signature|Credential|Security-Token)=)"
+            rf"(?!{_UNFILLED})[^&\s\"']+"
+        ),
+    ),
+    (
+        "earer ",
+        re.compile(r"([Bb]earer )[\w.~+/=-]{16,}"),
+    ),
+    (
+        "uthorization",
+        re.compile(
+            r"([Aa]uthorization[\"']?[:=] ?[\"']?(?:[Bb]asic |[Tt]oken )?)"
+            rf"(?![Bb]earer )(?!{_UNFILLED})[^\s\"',*]{{6,}}"
+        ),
+    ),
+    (
+        "AUTHORIZATION",
+        re.compile(
+            r"(AUTHORIZATION: ?(?:[Bb]asic|BASIC|[Bb]earer|[Tt]oken) )[^\s\"',*]{6,}"
+        ),
+    ),
+    ("wandb login", re.compile(r"(wandb login (?:--\S+ )?)[0-9a-f]{40}\b")),
 )
 # Named secrets: NAME=value, name: "value", --name value, '--name', 'value'.
 _NAMED = re.compile(
@@ -106,12 +156,14 @@ _HARMLESS = {
     *("first", "new", "think", "tool", "prompt", "response", "sort", "primary"),
     *("cache", "data", "column", "public", "fn", "image", "foreign", "dict", "row"),
 }
-_BLANK = re.compile(rf"(?:{'|'.join(_KINDS)})?(?:\.+|…|[xX]{{3,}})|VALUE\W*")
+_BLANK = re.compile(
+    rf"(?:{'|'.join(map(re.escape, _KINDS))})?(?:\.+|…|[xX]{{3,}})|VALUE\W*"
+)
 # A shell or make variable, a conversion such as %s, or the next option.
 _NO_VALUE = re.compile(
     r"\$(?:[A-Z_][A-Z0-9_]*$|[{(])|%(?:[a-z(]|\w+%)|--?[a-z][a-z-]*(?:=|$)"
 )
-_NOTHING = {"none", "null", "true", "false", "unset", "not", "is", "was"}
+_NOTHING = {"empty", "none", "null", "true", "false", "unset", "not", "is", "was"}
 _CREDENTIAL = re.compile(r"(?=\D*\d)(?=.*[A-Za-z])[\w.~+/=-]{8,}")
 
 
@@ -169,8 +221,9 @@ def _escaped(char: str) -> str:
 
 def mask(raw: str) -> str:
     """Mask all but the kind of each secret; everything else is unchanged."""
-    for shape in _SHAPES:
-        raw = shape.sub(rf"\1{MASK}", raw)
+    for literal, shape in _SHAPES:
+        if literal in raw:
+            raw = shape.sub(rf"\1{MASK}", raw)
     for value in _of_environment():
         raw = raw.replace(value, MASK)
     return _mask_named(raw)
@@ -194,11 +247,17 @@ def secrets(raw: str) -> Iterator[tuple[str, str]]:
 
     One given away twice is listed twice. Those of the environment are left out.
     """
-    for shape in _SHAPES:
-        for found in shape.finditer(raw):
-            yield found[1], raw[found.end(1) : found.end()]
-    for name, begin, end in _named(raw):
-        yield name, raw[begin:end]
+    for sign, begin, end in places(raw):
+        yield sign, raw[begin:end]
+
+
+def places(raw: str) -> Iterator[tuple[str, int, int]]:
+    """As ``secrets``: what gives each away, and where its value begins and ends."""
+    for literal, shape in _SHAPES:
+        if literal in raw:
+            for found in shape.finditer(raw):
+                yield found[1], found.end(1), found.end()
+    yield from _named(raw)
 
 
 def _mask_named(raw: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import random
+import shlex
 import string
 import struct
 import tomllib
@@ -73,7 +74,7 @@ def _carriers(about: dict[str, str], value: str) -> Iterator[tuple[str, str]]:
         yield "configuration", f"logger: wandb\n{low}: {value}\nseed: 1"
         yield "configuration", f"export {name}='{value}'"
         yield "configuration", f'{{"seed": 1, "{low}": "{value}"}}'
-        yield "log", f"+ {name}={value} python train.py"
+        yield "log", f"+ {name}={shlex.quote(value)} python train.py"
     shown = value.replace("\n", "\\n")
     yield (
         "stack",

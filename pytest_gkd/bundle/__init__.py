@@ -1,0 +1,1 @@
+"""``gkd bundle``: one archive with what somebody needs who is to help with a run."""
