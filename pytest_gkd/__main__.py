@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -241,6 +242,58 @@ def _parser() -> _Parser:
     )
     command.add_argument("--format", choices=("text", "json"), default="text")
     command.set_defaults(run=_report)
+
+    command = commands.add_parser(
+        "bundle",
+        help="gather in one archive, without secrets, what a helper needs to see",
+        description="The last report, each LOG's beginning, end and error regions, its "
+        "diagnosis, stacks, flight records, versions, GPUs, Ray, the kernel's lines. "
+        "Nothing is sent anywhere. Secrets are redacted, and redacted.txt in the "
+        "archive lists where; read it before you hand the archive on. Prints a summary "
+        "in Markdown for an issue.",
+        epilog="Exit status: 0 the archive holds all that was named, 1 something named "
+        "is missing (missing.txt in it says why), 2 nothing was written, 130 "
+        "interrupted.",
+    )
+    command.add_argument(
+        "logs",
+        nargs="*",
+        metavar="LOG",
+        help="logs, directories of them, launch scripts, configurations; a short file "
+        "is taken whole",
+    )
+    command.add_argument(
+        "--report",
+        metavar="DIR",
+        help="a report of pytest --gkd-stages or of gkd watch (default: .gkd/last)",
+    )
+    command.add_argument(
+        "--output",
+        metavar="FILE",
+        help="a new file (default: gkd-bundle-TIME.tar.gz in this directory)",
+    )
+    command.add_argument(
+        "--pid",
+        type=_count,
+        action="append",
+        default=[],
+        help="also the stacks of this process and those below it, each of which that "
+        "stops for some milliseconds; repeatable",
+    )
+    command.add_argument(
+        "--limit",
+        type=_count,
+        default=16,
+        metavar="MIB",
+        help="size of all texts before they are packed (default: %(default)s)",
+    )
+    command.add_argument(
+        "--anonymous",
+        action="store_true",
+        help="replace names of users, hosts and homes, mail and network addresses",
+    )
+    _add_common(command)
+    command.set_defaults(run=_bundle)
 
     command = commands.add_parser(
         "gpu-report",
@@ -501,6 +554,40 @@ def _report(asked: argparse.Namespace) -> int:
     found = compare.compare(after, before)
     _answer(asked, found.to_json(), compare.text(found))
     return FOUND if found.worse else 0
+
+
+def _bundle(asked: argparse.Namespace) -> int:
+    # Imported only here: it uses nearly everything else.
+    from pytest_gkd.bundle import archive, collectors, make_bundle
+
+    name = f"gkd-bundle-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.tar.gz"
+    wanted = collectors.Asked(
+        report=Path(asked.report or DIRECTORY),
+        wants_report=asked.report is not None,
+        logs=tuple(map(Path, asked.logs)),
+        pids=tuple(asked.pid),
+        rules=tuple(map(Path, asked.rules)),
+        limit_bytes=asked.limit << 20,
+    )
+    try:
+        made = make_bundle.make(
+            wanted, Path(asked.output or name), anonymous=asked.anonymous
+        )
+    except archive.OutputError as error:
+        _say_error(f"bundle: {error}")
+        return UNUSABLE
+    except KeyboardInterrupt:
+        _say_error("bundle: interrupted, nothing was written")
+        return INTERRUPTED
+    _answer(asked, made.to_json(), made.summary)
+    for one in made.missing:
+        _say_error(f"missing: {one.what}: {one.why}")
+    _say_error(
+        f"wrote {made.output} ({made.size_bytes / 1e6:.2f} MB, {len(made.files)} "
+        f"files, {len(made.redacted)} places redacted); read redacted.txt in it before "
+        "you hand it on"
+    )
+    return 0 if made.is_whole else FOUND
 
 
 def _gpu_report(asked: argparse.Namespace) -> int:

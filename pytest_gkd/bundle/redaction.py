@@ -162,6 +162,15 @@ def redact(
     return done, told
 
 
+def of_environment(variables: Mapping[str, str]) -> set[str]:
+    """The secrets among variables, by their names."""
+    return {
+        value
+        for name, value in variables.items()
+        if sanitize.names_secret(name, value) or _CERTAIN.search(name)
+    }
+
+
 def text(raw: str) -> str:
     """One text by itself, redacted."""
     return redact({"": raw})[0][""]

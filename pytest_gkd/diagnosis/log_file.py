@@ -260,6 +260,16 @@ def beginning(path: Path) -> bytes:
         return b""  # reading it will report that
 
 
+def blocks(stream: IO[bytes], name: str) -> Iterator[bytes]:
+    """The text of a file as it is now, decompressed, and as UTF-8.
+
+    Raises LogError for what is not text, or unpacks to far too much.
+    """
+    size = _size(stream)
+    source = _Source(stream, STREAM_BYTES if size is None else size)
+    return _text_blocks(source, name)
+
+
 def _first(blocks: Iterator[bytes]) -> bytes:
     return next(filter(None, blocks), b"")
 

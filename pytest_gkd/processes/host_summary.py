@@ -36,8 +36,11 @@ SHM = Path("/dev/shm")  # noqa: S108 - where the system keeps it
 GIB = 1 << 30
 
 
-def lines() -> Iterator[str]:
-    """The report, one fact per line; whoever displays it masks secrets."""
+def lines(*, with_gpus: bool = True) -> Iterator[str]:
+    """The report, one fact per line; whoever displays it masks secrets.
+
+    Without GPUs it asks no driver, which may hang.
+    """
     yield f"os          {platform.platform()}"
     yield from (f"os-release  {name}" for name in _release())
     python = f"{platform.python_implementation()} {platform.python_version()}"
@@ -50,8 +53,9 @@ def lines() -> Iterator[str]:
     yield from limits or ["cgroup      no visible limit"]
     for place in dict.fromkeys((SHM, Path(os.environ.get("TMPDIR") or "/tmp"))):  # noqa: S108
         yield _room(place)
-    found = gpus.describe()
-    yield from (f"gpu         {text}" for text in found or ["no NVIDIA driver answers"])
+    if with_gpus:
+        found = gpus.describe() or ["no NVIDIA driver answers"]
+        yield from (f"gpu         {text}" for text in found)
     yield from (f"package     {text}" for text in _packages())
     for name in sorted(os.environ):
         if VARIABLES.fullmatch(name):
