@@ -57,7 +57,7 @@ _KINDS = {
     "AIza": r"[\w-]{30,}",
     # Not at the end of task- or disk-, but after an escaped line end, such as \n.
     "sk-": r"(?:(?<![A-Za-z0-9_]sk-)|(?<=\\[nrt]sk-))(?=[\w-]{0,80}\d)[\w-]{20,}",
-    "eyJ": r"[\w-]{10,}\.[\w-]{10,}\.[\w-]*",
+    "eyJ": r"(?:(?<![\w-]eyJ)|(?<=\\[nrt]eyJ))[\w-]{10,}\.[\w-]{10,}\.[\w-]*",
 }
 # Placeholders for a secret yet to be filled in: $NAME, <name>, ...; and nothing else.
 _UNFILLED = r"(?:\$\{?[A-Z_][A-Z0-9_]{0,40}\}?|<[\w -]{1,40}>|\.{3}|…)(?=[\s\"'@&,]|$)"

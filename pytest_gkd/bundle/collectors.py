@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -277,9 +278,12 @@ def _ray() -> Iterator[Part | Missing]:
         return
     environ["RAY_ADDRESS"] = address
     listed = ["--format=json", "--limit=500", "--timeout=10"]
-    yield from _said("ray.txt", [program, "status", "-v"], environ)
+    commands = [[program, "status", "-v"]]
     for what in ("nodes", "actors", "placement-groups", "tasks"):
-        yield from _said("ray.txt", [program, "list", what, *listed], environ)
+        commands.append([program, "list", what, *listed])
+    with ThreadPoolExecutor(len(commands)) as pool:
+        for said in pool.map(lambda one: [*_said("ray.txt", one, environ)], commands):
+            yield from said
 
 
 def _ray_logs(limit_bytes: int) -> Iterator[Part | Missing]:

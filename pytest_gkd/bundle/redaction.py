@@ -185,8 +185,10 @@ def _suspects(raw: str) -> Iterator[_Span]:
             for found in pattern.finditer(raw, begin, end):
                 if sanitize.MASK not in found["value"]:
                     yield _Span(*found.span("value"), why)
+    done = 0
     for found in _KEY_END.finditer(raw):
-        low = max(0, found.start() - _KEY_BYTES)
+        low = max(done, found.start() - _KEY_BYTES)
+        done = found.end()
         before = raw[low : found.start()]
         other = [m.end() for m in _NO_KEY.finditer(before)]
         yield _Span(low + (other[-1] if other else 0), found.start(), "private key")
@@ -315,7 +317,7 @@ def is_random(token: str) -> bool:
 
 # -- elsewhere ---------------------------------------------------------------------
 
-_EDGE = 12
+_EDGE = 10
 
 
 def _is_telling(value: str) -> bool:
@@ -338,7 +340,8 @@ class _Elsewhere:
         edges = set[str]()
         for value in values:
             if len(value) > 20:
-                edges |= {value[:_EDGE], value[-_EDGE:]}
+                ends = (value[:_EDGE], value[-_EDGE:])
+                edges |= {one for one in ends if _is_telling(one)}
             edges.add(value)
         self._found = (
             AhoCorasick(sorted(edges), matchkind=MatchKind.LeftmostLongest)
