@@ -278,9 +278,12 @@ def _ray() -> Iterator[Part | Missing]:
         return
     environ["RAY_ADDRESS"] = address
     listed = ["--format=json", "--limit=500", "--timeout=10"]
-    commands = [[program, "status", "-v"]]
-    for what in ("nodes", "actors", "placement-groups", "tasks"):
-        commands.append([program, "list", what, *listed])
+    status = [*_said("ray.txt", [program, "status", "-v"], environ)]
+    yield from status
+    if any(isinstance(one, Missing) for one in status):
+        return  # nothing answers
+    kinds = ("nodes", "actors", "placement-groups", "tasks")
+    commands = [[program, "list", kind, *listed] for kind in kinds]
     with ThreadPoolExecutor(len(commands)) as pool:
         for said in pool.map(lambda one: [*_said("ray.txt", one, environ)], commands):
             yield from said

@@ -8,6 +8,7 @@ a collector said before its deadline counts.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import os
 import selectors
@@ -124,6 +125,7 @@ def _begin(collector: Collector, others: list[int]) -> _Running:
 def _become_quiet() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the parent has had enough
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    faulthandler.disable()  # that it died is told, and where helps nobody
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nowhere, descriptor)

@@ -194,6 +194,19 @@ def _markers() -> BytesAhoCorasick:
 
 def _look(window: bytes, low: int, high: int, found: _Extract) -> None:
     """Keep the regions around the markers between two places."""
+    counted, line = 0, found.lines + 1
+    for begin, end in _places(window, low, high):
+        line += window.count(b"\n", counted, begin)
+        counted = begin
+        text = window[begin:end]
+        if begin and window[begin - 1 : begin] != b"\n":
+            text = _without_first_part(text)
+        text = _without_last_part(text)
+        found.keep(f"--- from line {line} ---\n{_text(text)}\n")
+
+
+def _places(window: bytes, low: int, high: int) -> Iterator[tuple[int, int]]:
+    """The regions around the markers, which do not overlap."""
     begin = end = -1
     for _, at, _ in _markers().find_matches_as_indexes(window[low:high]):
         at += low
@@ -202,10 +215,10 @@ def _look(window: bytes, low: int, high: int, found: _Extract) -> None:
                 end = max(end, _after(window, at))
             continue
         if begin >= 0:
-            found.keep(_region(window, begin, end, found.lines))
+            yield begin, end
         begin, end = max(_before(window, at), end), _after(window, at)
     if begin >= 0:
-        found.keep(_region(window, begin, end, found.lines))
+        yield begin, end
 
 
 def _before(window: bytes, at: int) -> int:
@@ -224,14 +237,6 @@ def _after(window: bytes, at: int) -> int:
         if not at:
             return ceiling
     return at
-
-
-def _region(window: bytes, begin: int, end: int, lines: int) -> str:
-    first = lines + window.count(b"\n", 0, begin) + 1
-    text = window[begin:end]
-    if begin and window[begin - 1 : begin] != b"\n":
-        text = _without_first_part(text)
-    return f"--- from line {first} ---\n{_text(_without_last_part(text))}\n"
 
 
 def _without_last_part(text: bytes) -> bytes:
