@@ -88,10 +88,11 @@ of llama and qwen2): weights exact, and in bfloat16 update -0.1 to -0.3 %, step 
 -0.1 and -10.4 % with recomputation, -32.0 and -43.1 without: PyTorch's plain attention
 ran there and kept a matrix of tokens by tokens for each head and layer, which the plan
 did not count. Its fused kernels need 16-bit types where key and value heads are shared
-and no mask is given. Since then the plan counts it (`plain attention`), by what the same
-function takes on a CPU (torch 2.13): with 512 tokens and 12,000 entries -0.1 and -0.2 %,
-and where little but attention counts (1,024 tokens, three layers) -2.9 to +2.3 for
-llama and qwen2; qwen3, judged once after that, -2.8 and -1.1. No GPU has measured it."""
+and no mask is given. Since then the plan counts it (`plain attention`), by what the
+same function takes on a CPU (torch 2.13): with 512 tokens and 12,000 entries -0.1 and
+-0.2 %, and where little but attention counts (1,024 tokens, three layers) -2.9 to +2.3
+for llama and qwen2; qwen3, judged once after that, -2.8 and -1.1. No GPU has measured
+it."""
 
 
 class Line(NamedTuple):
