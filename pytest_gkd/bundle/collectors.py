@@ -26,14 +26,14 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import catalogue, flight_records, log_sources, logs, own_rules
 from pytest_gkd.files import json_text
 from pytest_gkd.processes import gpus, host_summary, oom, procfs, stacks
-from pytest_gkd.report import render
-from pytest_gkd.report.record import REPORT
-from pytest_gkd.run.report_directory import KEPT, RUNS
+from pytest_gkd.report import compare, render
+from pytest_gkd.report.record import REPORT, RUNS
 from pytest_gkd.watch.evidence import DEFAULTS, DUMPS, KERNELS, MOST_BYTES
 
 MOST_FILES = 400  # of a report's directory
 MOST_LOGS = 64
 MOST_RAY_LOGS = 16
+PAGE = "report.html"
 SETTINGS = 4000  # characters of a run's settings
 KTHREADD = 2  # the parent of the kernel's own threads
 COMMAND_S = 12.0
@@ -116,8 +116,8 @@ def _report(directory: Path, limit_bytes: int) -> Iterator[Part | Missing]:
                 return
             inside = path.relative_to(directory)
             shown = "/".join(_named(Path(part)) for part in inside.parts)
-            if name.startswith("."):
-                continue  # our marker
+            if name.startswith(".") or name == PAGE:
+                continue  # our marker, and the page made of report.json
             yield from log_extracts.extract(
                 path, f"report/{shown}", share, 10, follow=False
             )
@@ -150,20 +150,19 @@ def _configuration(asked: Asked) -> Iterator[Part | Missing]:
 
 
 def _tried(directory: Path) -> Iterator[Part | Missing]:
-    """The runs before the last one: when, how each ended, with which settings."""
-    found = []
-    for place in (directory.parent / RUNS, directory / RUNS):
-        if place.is_dir():
-            found += [_saved(one) for one in sorted(place.iterdir())[-2 * KEPT :]]
-    for run in [one for one in found if one]:
-        stages = run.get("stages")
+    """What changed since the runs before, and how each of them ended, with what."""
+    if not (directory / REPORT).is_file():
+        return
+    last, before = compare.read(directory), compare.kept(directory)
+    if not before:
+        return
+    yield Part("tried.txt", compare.text(compare.compare(last, before)) + "\n")
+    for run in before:
         ended = ", ".join(
-            f"{one.get('name')} {one.get('outcome')}"
-            for one in (stages if isinstance(stages, list) else [])
-            if isinstance(one, dict)
+            f"{name} {one.get('outcome')}" for name, one in run.stages.items()
         )
-        settings = json.dumps(run.get("settings"))[:SETTINGS]
-        yield Part("tried.txt", f"{run.get('started')}: {ended}\n  {settings}\n")
+        settings = json.dumps(run.data.get("settings"))[:SETTINGS]
+        yield Part("tried.txt", f"\n{run.data.get('started')}: {ended}\n  {settings}\n")
 
 
 def _log(path: Path, folder: str, limit_bytes: int) -> Iterator[Part | Missing]:
