@@ -287,6 +287,20 @@ def test_a_log_that_grows_or_shrinks_meanwhile_is_told(
     assert extracted(path)[1] == ["lost 70 bytes while it was read"]
 
 
+def test_the_runs_before_are_told_with_what_changed_since(tmp_path: Path) -> None:
+    for name, started, outcome in (("last", "2", "failed"), ("runs/a", "1", "passed")):
+        (tmp_path / name).mkdir(parents=True)
+        stage = {"name": "vllm", "outcome": outcome, "duration_s": 1.0}
+        run = {"schema": 1, "started": started, "versions": {}, "stages": [stage]}
+        (tmp_path / name / "report.json").write_text(
+            json.dumps({**run, "settings": {"batch_size": 4}})
+        )
+    found = "".join(one[1] for one in collectors._tried(tmp_path / "last"))
+    assert "passed" in found
+    assert '1: vllm passed\n  {"batch_size": 4}' in found
+    assert not [*collectors._tried(tmp_path / "none")]
+
+
 # -- collectors --------------------------------------------------------------------
 
 

@@ -27,13 +27,12 @@ from pytest_gkd.diagnosis import catalogue, flight_records, log_sources, logs, o
 from pytest_gkd.files import json_text
 from pytest_gkd.processes import gpus, host_summary, oom, procfs, stacks
 from pytest_gkd.report import compare, render
-from pytest_gkd.report.record import REPORT, RUNS
+from pytest_gkd.report.record import PAGE, REPORT, RUNS
 from pytest_gkd.watch.evidence import DEFAULTS, DUMPS, KERNELS, MOST_BYTES
 
 MOST_FILES = 400  # of a report's directory
 MOST_LOGS = 64
 MOST_RAY_LOGS = 16
-PAGE = "report.html"
 SETTINGS = 4000  # characters of a run's settings
 KTHREADD = 2  # the parent of the kernel's own threads
 COMMAND_S = 12.0
