@@ -77,9 +77,10 @@ def gather(collectors: Sequence[Collector]) -> list[list[Part | Missing]]:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 number, collector = waiting.pop(0)
-                one = _begin(collector, [r.pipe for _, r in running.values()])
-                running[one.pipe] = (number, one)
-                ready.register(one.pipe, selectors.EVENT_READ)
+                with _uninterrupted():
+                    one = _begin(collector, [r.pipe for _, r in running.values()])
+                    running[one.pipe] = (number, one)
+                    ready.register(one.pipe, selectors.EVENT_READ)
             first = min(one.deadline for _, one in running.values())
             events = ready.select(max(0.0, first - monotonic()))
             over = {key.fd for key, _ in events if _is_over(running[key.fd][1])}
@@ -98,6 +99,17 @@ def gather(collectors: Sequence[Collector]) -> list[list[Part | Missing]]:
         for _, one in running.values():
             _end(one)
     return [done[number] for number in sorted(done)]
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Put Ctrl-C off: within fork's own hooks (os.register_at_fork) Python drops a
+    KeyboardInterrupt, and right after it nobody would know of the process."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _begin(collector: Collector, others: list[int]) -> _Running:
@@ -125,6 +137,7 @@ def _begin(collector: Collector, others: list[int]) -> _Running:
 def _become_quiet() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # the parent has had enough
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     faulthandler.disable()  # that it died is told, and where helps nobody
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
