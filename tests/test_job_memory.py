@@ -314,8 +314,8 @@ def test_attention_is_plain_only_in_float32_with_shared_heads(
     shared = dataclasses.replace(
         OF_7_5B, layers=(dataclasses.replace(LAYER, shape=shape),)
     )
-    given = {"model": shared, "compute": "float32", "tokens": 64, "row": 32}
-    trainer = Trainer(**given | changed, recompute=False)
+    usual = Trainer(shared, compute="float32", tokens=64, row=32, recompute=False)
+    trainer = dataclasses.replace(usual, **changed)
     name = "plain attention float32"
     most = max(one.get(name, 0) for one in training_memory.updates(trainer))
     # The softmax of 8 heads, keys and values of 256 for 64, without its sums.
