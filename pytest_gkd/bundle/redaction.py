@@ -45,7 +45,8 @@ _HARMLESS = {
     *("public", "foreign", "hash", "partition", "idempotency", "dedup", "compile"),
 }
 _NO_SECRET = re.compile(
-    r"[\d.,:+-]+$|[/~.$%<{*]|(?i:none|null|true|false|empty|unset|required|optional"
+    r"[\d.,:+-]+$|[/<{]|\*{3}|~/|\.{1,3}/|\.{3}|\$(?:[A-Z_][A-Z0-9_]*$|[{(])"
+    r"|%(?:[a-z(]|\w+%)|(?i:none|null|true|false|empty|unset|required|optional"
     r"|yes|no|on|off|ok|failed|passed|error|str|bytes|string|int|torch)\b"
 )
 # A line of a configuration or an environment whose value is a phrase.
@@ -99,6 +100,11 @@ _PLACES = (
         "basic authorization",
         re.compile(r"(?i)\bbasic (?P<value>[A-Za-z0-9+/]{16,2000}={0,2})(?![\w/+])"),
     ),
+)
+# Kubernetes' manifest of a secret: all that it holds, whatever its names.
+_MANIFEST = re.compile(
+    r"kind: Secret\b[^\0]{0,1000}?\n(?:stringData|data):\n"
+    r"(?P<value>(?:[ \t]+[^\n]+\n?){1,200})"
 )
 _KEY_END = re.compile(r"-----END (?:[A-Z]{1,20} ){0,3}PRIVATE KEY")
 _NO_KEY = re.compile(r"[^A-Za-z0-9+/=\s\\]")
@@ -185,6 +191,8 @@ def _suspects(raw: str) -> Iterator[_Span]:
             for found in pattern.finditer(raw, begin, end):
                 if sanitize.MASK not in found["value"]:
                     yield _Span(*found.span("value"), why)
+    for found in _MANIFEST.finditer(raw):
+        yield _Span(*found.span("value"), "Secret of Kubernetes")
     done = 0
     for found in _KEY_END.finditer(raw):
         low = max(done, found.start() - _KEY_BYTES)
