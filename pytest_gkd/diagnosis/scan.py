@@ -25,7 +25,7 @@ from pytest_gkd.diagnosis.patterns import Pattern
 
 WINDOW = 3000
 BEFORE = 600
-MAX_HITS, MOST_IN_PARTS = 4, 40
+MAX_HITS, MOST_RAISED, MOST_IN_PARTS = 4, 16, 40
 # How many occurrences of a text are tried, from the start and from the end.
 MAX_TRIES = 300
 # Longer lines are searched in parts.
@@ -299,6 +299,8 @@ class Scanner:
         for cause, signature, tier in entries:
             if id(signature) in self._full:
                 continue
+            if signature.raised and not signature.text and not _names(clean, at):
+                continue  # not the line that an exception ends with
             facts = signature.facts_in(clean)
             if facts is None or self._last.get(id(signature)) == place:
                 continue  # a line with two texts of a signature is one hit
@@ -341,6 +343,12 @@ class Scanner:
         return number
 
 
+def _names(line: bytes, at: int) -> bool:
+    """Whether a class is named here as the line that ends a traceback names it."""
+    name = line[at : at + 200].partition(b":")[0].partition(b"(")[0].rstrip()
+    return name.replace(b".", b"").replace(b"_", b"").isalnum()
+
+
 @functools.lru_cache(maxsize=4)
 def _automaton(texts: tuple[bytes, ...]) -> BytesAhoCorasick:
     """Cached, since every file of a job is searched for the same texts."""
@@ -350,6 +358,8 @@ def _automaton(texts: tuple[bytes, ...]) -> BytesAhoCorasick:
 def _most(signature: Signature) -> int:
     """How many hits to keep: more for those that depend on more than their own line,
     and for ``beside`` texts."""
+    if signature.raised and not signature.text:
+        return MOST_RAISED  # lines that name its class, not frames
     if signature.of_exception or signature.beside or not signature.example:
         return MOST_IN_PARTS
     return 2 * MAX_HITS if signature.phases else MAX_HITS
