@@ -121,12 +121,12 @@ def test_a_stage_that_left_nothing_is_unknown_without_lines(found: Findings) -> 
     assert (made.diagnosis, made.telling) == (None, [])
 
 
-def test_a_process_that_was_killed_by_the_kernel_is_told_by_its_signal(
+def test_a_process_that_was_killed_is_told_by_its_signal_which_names_no_reason(
     found: Findings,
 ) -> None:
     made = record(message="the process that ran it died: signal SIGKILL")
     found.settle(made, "", exit_signal="SIGKILL", crashed=True)
-    assert diagnosis(made).cause == "env.host-oom"
+    assert diagnosis(made).cause == "env.killed"
 
 
 def test_a_hang_is_told_by_what_the_stage_was_doing(found: Findings) -> None:

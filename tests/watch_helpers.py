@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -42,7 +43,14 @@ def begin(
         stderr=subprocess.PIPE,
         cwd=place,
         start_new_session=True,
+        preexec_fn=hears,
     )
+
+
+def hears() -> None:
+    """Let this process hear what nohup, or a script's background, has it ignore."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def python(text: str) -> tuple[str, ...]:
@@ -71,6 +79,7 @@ class AtTerminal:
     def __init__(self, place: Path, *command: str, rows: int = 24) -> None:
         self.pid, self.master = pty.fork()
         if not self.pid:
+            hears()
             os.chdir(place)
             environ = {**os.environ, "TERM": "xterm"}
             os.execvpe(command[0], [*command], environ)  # noqa: S606
