@@ -19,6 +19,7 @@ from pathlib import Path
 import planted
 import psutil
 import pytest
+import report_schema
 
 from pytest_gkd.bundle import archive, collectors, gathering, log_extracts, summary
 from pytest_gkd.bundle.anonymity import Anonymity
@@ -288,16 +289,18 @@ def test_a_log_that_grows_or_shrinks_meanwhile_is_told(
 
 
 def test_the_runs_before_are_told_with_what_changed_since(tmp_path: Path) -> None:
+    settings = report_schema.EMPTY["settings"] | {"batch_size": 4}
     for name, started, outcome in (("last", "2", "failed"), ("runs/a", "1", "passed")):
         (tmp_path / name).mkdir(parents=True)
-        stage = {"name": "vllm", "outcome": outcome, "duration_s": 1.0}
-        run = {"schema": 1, "started": started, "versions": {}, "stages": [stage]}
+        told = {"name": "vllm", "outcome": outcome, "duration_s": 1.0}
+        stages = [report_schema.STAGE | told]
+        run = {"started": started, "stages": stages, "settings": settings}
         (tmp_path / name / "report.json").write_text(
-            json.dumps({**run, "settings": {"batch_size": 4}})
+            json.dumps(report_schema.EMPTY | run)
         )
     found = "".join(one[1] for one in collectors._tried(tmp_path / "last"))
     assert "passed" in found
-    assert '1: vllm passed\n  {"batch_size": 4}' in found
+    assert f"1: vllm passed\n  {json.dumps(settings)}" in found
     assert not [*collectors._tried(tmp_path / "none")]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import report_schema
 from test_plugin import Run
 
 from pytest_gkd.__main__ import main
@@ -115,8 +116,12 @@ def test_versions_and_settings_that_changed_are_named() -> None:
         (None, "report.json does not exist"),
         ("{", "cannot be read"),
         ("[" * 100_000, "cannot be read"),
-        ("[]", "not a report of pytest --gkd-stages"),
+        ("[]", "not a report of pytest --gkd-stages: $: [] is not of type 'object'"),
         ('{"stages": [1]}', "not a report of pytest --gkd-stages"),
+        (
+            json.dumps(report_schema.EMPTY | {"versions": ["torch"]}),
+            "$.versions: ['torch'] is not of type 'object'",
+        ),
         ('{"schema": 7, "stages": []}', "has schema 7; this release reads 1"),
     ],
 )
@@ -137,7 +142,7 @@ def test_nothing_that_a_report_says_reaches_the_terminal_as_it_is(
 ) -> None:
     for name, version in (("a", "1"), ("b", "\x1b]0;owned\x07\n::error::x")):
         (tmp_path / name).mkdir()
-        data = {"schema": 1, "stages": [], "versions": {"torch": version}}
+        data = report_schema.EMPTY | {"versions": {"torch": version}}
         (tmp_path / name / "report.json").write_text(json.dumps(data))
     code, text = told(capsys, tmp_path / "b", tmp_path / "a")
     assert code == 0

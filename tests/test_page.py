@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import report_schema
 from test_plugin import Run
 
 from pytest_gkd.__main__ import main
@@ -156,6 +157,32 @@ def test_a_report_that_is_not_there_is_told(
     assert main(["report", "--html", str(tmp_path)]) == 2
     assert "report.json does not exist" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "report.json").write_text(json.dumps({"schema": 1, "stages": []}))
+    (tmp_path / "report.json").write_text(json.dumps(report_schema.EMPTY))
     assert main(["report", "--html", str(tmp_path)]) == 0
     assert "0 of 0 stages passed" in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_a_page_of_somebody_elses_is_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As pytest-html writes one, for example, into a report's directory."""
+    probe = "import pytest\n@pytest.mark.gkd_stage('fine')\ndef test_fine(): pass\n"
+    (tmp_path / "test_probe.py").write_text(probe)
+    Run(tmp_path, "--gkd-stages=fine", "test_probe.py")
+    folder = tmp_path / ".gkd/last"
+    theirs = folder / "report.html"
+    theirs.write_text("<html>theirs</html>")
+    assert main(["report", "--html", str(folder)]) == 2
+    assert "was not made by pytest-gkd" in capsys.readouterr().err
+    Run(tmp_path, "--gkd-stages=fine", "test_probe.py")
+    assert theirs.read_text() == "<html>theirs</html>"
+    (kept,) = (tmp_path / ".gkd/runs").iterdir()
+    assert not (kept / "report.html").exists()
+    # Ours is replaced, but not what a link in its place leads to.
+    theirs.unlink()
+    for _ in range(2):
+        assert main(["report", "--html", str(folder)]) == 0
+    (tmp_path / "far").write_bytes(theirs.read_bytes())
+    theirs.unlink()
+    theirs.symlink_to(tmp_path / "far")
+    assert main(["report", "--html", str(folder)]) == 2

@@ -17,7 +17,7 @@ CONTEXT = "\nDuring handling of the above exception, another exception occurred:
 
 
 def ended(error: str, *frames: str) -> str:
-    lines = (f'  File "/work/{frame}", line 3, in {frame[:-3]}\n' for frame in frames)
+    lines = (f'  File "/job/{frame}", line 3, in {frame[:-3]}\n' for frame in frames)
     return f"Traceback (most recent call last):\n{''.join(lines)}{error}\n"
 
 

@@ -449,7 +449,7 @@ Thread 41822 (idle): "MainThread"
 """
 LOADER = "_try_get_data (torch/utils/data/dataloader.py:1251)"
 BARRIER = "barrier (torch/distributed/distributed_c10d.py:4818)"
-POST = "post (requests/sessions.py:637)\n    {} (/work/grpo.py:33)"
+POST = "post (requests/sessions.py:637)\n    {} (/job/grpo.py:33)"
 
 
 def named(phase: str, frames: str) -> list[str]:

@@ -6,6 +6,7 @@ import json
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from pytest_gkd.report.record import PASSED, REPORT, RUNS, SCHEMA, SKIPPED
 CHANGED = 1.5
 LEAST_S = 1.0
 LARGEST_BYTES = 64 << 20
+LINE_CHARS = 300
+SCHEMA_FILE = "report.schema.json"
 # Where earlier runs are kept, as seen from a report (see run.report_directory).
 KEPT = (RUNS, f"../{RUNS}")
 # Of the settings, what says why another one was chosen.
@@ -92,13 +95,24 @@ def read(path: Path) -> Report:
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or sanitize.line(str(error))
         raise ReportError(f"{name}: cannot be read: {why}") from None
-    stages = found.get("stages") if isinstance(found, dict) else None
-    if not isinstance(stages, list) or not all(isinstance(one, dict) for one in stages):
-        raise ReportError(f"{name}: not a report of pytest --gkd-stages")
-    if found.get("schema") != SCHEMA:
-        other = sanitize.line(str(found.get("schema")))
-        raise ReportError(f"{name}: has schema {other}; this release reads {SCHEMA}")
+    schema = found.get("schema") if isinstance(found, dict) else None
+    if isinstance(schema, int) and schema != SCHEMA:
+        raise ReportError(f"{name}: has schema {schema}; this release reads {SCHEMA}")
+    if wrong := _wrong(found):
+        told = sanitize.line(wrong)[:LINE_CHARS]
+        raise ReportError(f"{name}: not a report of pytest --gkd-stages: {told}")
     return Report(name, sanitize.data(found))
+
+
+def _wrong(found: Any) -> str:
+    """What breaks the schema of a report, with its place; empty if nothing does."""
+    # Imported only here: nothing else needs it.
+    from jsonschema import Draft202012Validator
+    from jsonschema.exceptions import best_match
+
+    text = resources.files(__package__).joinpath(SCHEMA_FILE).read_text("utf-8")
+    error = best_match(Draft202012Validator(json.loads(text)).iter_errors(found))
+    return "" if error is None else f"{error.json_path}: {error.message}"
 
 
 def kept(path: Path) -> list[Report]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
+from pytest_gkd.files import write_whole
 from pytest_gkd.report import compare
 from pytest_gkd.report.compare import Report
-from pytest_gkd.report.record import FAILED, PAGE, PASSED, TIMEOUT
+from pytest_gkd.report.record import FAILED, PAGE, PAGE_HEAD, PAGE_SIGN, PASSED, TIMEOUT
 from pytest_gkd.report.render import budget, seconds
 
 TEMPLATE = "page.html.jinja"
@@ -45,16 +47,26 @@ def html(report: Report, folder: Path, before: Sequence[Report] = ()) -> str:
 def write(folder: Path) -> Path:
     """Write the page of the report in ``folder`` beside it; returns its path.
 
-    Raises compare.ReportError if there is no report, OSError if it cannot be written.
+    Raises compare.ReportError if there is no report, or if what has the page's name is
+    not ours, and OSError if it cannot be written.
     """
     report = compare.read(folder)
-    text = html(report, folder, compare.kept(folder))
-    path = folder / PAGE
-    part = folder / f"{PAGE}.part"
-    part.touch(mode=0o600)
-    part.write_text(text, "utf-8")
-    part.replace(path)
-    return path
+    path = folder.resolve() / PAGE
+    for file in (path, path.with_name(f"{PAGE}.part")):
+        if os.path.lexists(file) and not _is_ours(file):
+            raise compare.ReportError(
+                f"{sanitize.line(str(file))} was not made by pytest-gkd and is left as "
+                "it is: move it elsewhere"
+            )
+    write_whole(path, html(report, folder, compare.kept(folder)))
+    return folder / PAGE
+
+
+def _is_ours(file: Path) -> bool:
+    if file.is_symlink() or not file.is_file():
+        return False
+    with file.open("rb") as opened:
+        return PAGE_SIGN in opened.read(PAGE_HEAD)
 
 
 def _page(report: Report, folder: Path, before: Sequence[Report]) -> dict[str, Any]:

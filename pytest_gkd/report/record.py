@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
 REPORT = "report.json"  # its name in the directory of a run's report
 PAGE = "report.html"  # made of it
+# It begins so, within PAGE_HEAD bytes: other tools write files of that name, too.
+PAGE_SIGN = b'<meta name="generator" content="pytest-gkd">'
+PAGE_HEAD = 500
 DIRECTORY = ".gkd/last"  # that directory, unless --gkd-report names another
 # Earlier reports, and those of runs that start while another one holds the directory.
 RUNS = "runs"

@@ -23,7 +23,14 @@ from typing import Any
 
 from pytest_gkd.files import make_way, write_json
 from pytest_gkd.processes import cleanup, procfs
-from pytest_gkd.report.record import DIRECTORY, PAGE, REPORT, RUNS
+from pytest_gkd.report.record import (
+    DIRECTORY,
+    PAGE,
+    PAGE_HEAD,
+    PAGE_SIGN,
+    REPORT,
+    RUNS,
+)
 
 MARKER = ".pytest-gkd-report"
 SIGNATURE = "Made by pytest-gkd, which may move and remove the report in here.\n"
@@ -73,7 +80,7 @@ class ReportDir:
                     f"another run is writing its report to {wanted}; this one's goes "
                     f"to {os.path.normpath(wanted / aside / own)}"
                 )
-            elif any(_lexists(fd, part) for part in PARTS):
+            elif _parts(fd):
                 _refuse_strangers(fd, lock)
                 runs = _step(above, RUNS, opened)
                 _keep(fd, lock, runs, aside, opened)
@@ -237,6 +244,20 @@ def _lexists(fd: int, name: str) -> bool:
     return os.path.lexists(_anchor(fd) / name)
 
 
+def _parts(fd: int) -> list[str]:
+    """The parts of a report that are there. A page is one if we have made it."""
+    there = [part for part in PARTS if _lexists(fd, part)]
+    return [part for part in there if not part.startswith(PAGE) or _is_page(fd, part)]
+
+
+def _is_page(fd: int, name: str) -> bool:
+    with contextlib.suppress(OSError):
+        page = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=fd)
+        with os.fdopen(page, "rb") as file:
+            return PAGE_SIGN in file.read(PAGE_HEAD)
+    return False
+
+
 def _is_marked(fd: int) -> bool:
     """Whether it contains our marker; an empty one was just being written."""
     with contextlib.suppress(OSError):
@@ -281,7 +302,7 @@ def _strangers(fd: int, marker: int) -> Iterator[str]:
     A job may have written to ``output`` meanwhile; that is not ours to move.
     """
     report, ran = _read(fd), _ran(fd, marker)
-    for part in PARTS:
+    for part in _parts(fd):
         try:
             here = os.stat(part, dir_fd=fd, follow_symlinks=False)
         except FileNotFoundError:
@@ -401,7 +422,7 @@ def _keep(
         marker = _hold(kept, held)
         assert marker is not None
         _sign(marker, _claims(lock))
-        for part in PARTS:
+        for part in _parts(fd):
             with contextlib.suppress(FileNotFoundError):
                 os.rename(part, part, src_dir_fd=fd, dst_dir_fd=kept)
     report = _read(kept)
@@ -436,15 +457,14 @@ def _prune(runs: int) -> None:
 def _remove(runs: int, name: str) -> None:
     with contextlib.ExitStack() as opened:
         fd = _enter(runs, name, opened)
-        more = set(_names(fd)) - {*PARTS, MARKER}
+        parts = _parts(fd)
+        more = set(_names(fd)) - {*parts, MARKER}
         if more or not _is_marked(fd):
             return
         marker = _hold(fd, opened)
         if marker is None or any(_strangers(fd, marker)):
             return
-        for part in PARTS:
-            if not _lexists(fd, part):
-                continue
+        for part in parts:
             if part in FOLDERS:
                 cleanup.remove_tree(_anchor(fd) / part)
             else:
