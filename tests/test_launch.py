@@ -167,6 +167,17 @@ def test_a_command_that_cannot_run_is_refused_before_anything_runs(
     assert f"--gkd-launch: {said}" in done.stdout
 
 
+def test_a_command_is_found_where_there_is_no_bash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert shell_line.words("train x") == ["/bin/sh", "-c", "train x"]
+    assert shell_line.problem("train x.py", tmp_path) == ""
+    assert shell_line.problem("exit 3", tmp_path) == ""
+    assert "no command 'trian'" in shell_line.problem("trian x.py", tmp_path)
+
+
 def test_nothing_of_a_command_is_run_to_check_it(tmp_path: Path) -> None:
     canary = tmp_path / "canary"
     for line in (

@@ -38,7 +38,7 @@ def problem(line: str, directory: Path) -> str:
     if not _PLAIN.fullmatch(name):
         return ""
     if "/" not in name:
-        known = not _refused("-c", 'type -t -- "$1" || echo no >&2', "sh", name)
+        known = not _refused("-c", 'command -v -- "$1" || echo no >&2', "sh", name)
         beside = Path(sys.executable).with_name(name)
         there = f"; there is {beside}: name that" if beside.exists() else ""
         return "" if known else f"there is no command {name!r} on PATH{there}"
