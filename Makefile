@@ -23,7 +23,7 @@ stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
 
 test: $(VENV)/.ready
-	$(TRY) $(BIN)/pytest -n3 --dist=loadfile --no-loadscope-reorder
+	$(TRY) $(BIN)/pytest -n3 --dist=loadfile --no-loadscope-reorder --timeout=600
 
 # Every fault that can be injected, for real; make matrix FAULT=rank-killed for one. The
 # plugin stays out of this outer run: there -k would name stages.

@@ -330,10 +330,11 @@ def test_control_c_reaches_the_job_which_may_handle_it(tmp_path: Path) -> None:
 
 def test_a_new_size_reaches_the_job(tmp_path: Path) -> None:
     text = (
-        "import os, signal\n"
+        "import os, select, signal, sys\n"
         "signal.signal(signal.SIGWINCH, lambda *_: print(os.get_terminal_size()))\n"
         "print('ready', flush=True)\n"
-        "input()\n"  # goes on after a signal
+        # A signal just before a read that waits for ever would be heard after it.
+        "while not select.select([sys.stdin], [], [], 0.1)[0]: pass\n"
     )
     job = at_terminal(tmp_path, text, "--no-status")
     job.expect(b"ready")

@@ -68,6 +68,7 @@ class Bench:
     ) -> None:
         self.directory = directory
         self.events: list[Event] = []
+        self.due: list[float] = []
         self.overruns: list[Overrun] = []
         self.lost: list[str] = []
         self.problems: list[str] = []
@@ -84,6 +85,7 @@ class Bench:
             directory / "stacks",
             self.events.append,
             self._overrun,
+            lambda now: self.due.append(self.watchdog.due(now, 60.0)),
             self._tick,
             self.lost.append,
             self._problem,
@@ -712,3 +714,17 @@ def test_where_no_deadline_is_known_one_is_due_all_the_same(bench: Bench) -> Non
     bench.say("gw0", Collected())
     bench.watchdog.drain()
     assert bench.watchdog.due(5.0, 60.0) == 65.0 + END_AFTER_S
+
+
+def test_who_reads_an_event_tells_its_deadline_without_waiting_for_a_tick(
+    bench: Bench,
+) -> None:
+    worker = bench.child("import time; time.sleep(600)")
+    bench.say("gw0", Hello(worker.pid))
+    bench.start("gw0", "short", 4)
+    bench.watchdog.drain()
+    assert bench.ticks == 0
+    assert bench.due[-1] == bench.watchdog.workers["gw0"].deadline + END_AFTER_S
+    told = len(bench.due)
+    bench.watchdog.drain()
+    assert len(bench.due) == told

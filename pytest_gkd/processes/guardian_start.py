@@ -87,6 +87,11 @@ class Guardian:
         """Report progress; the next is due by ``due`` (``clock.monotonic()``)."""
         if not self._over:
             self.pulse[Sign.BEAT] += 1
+        self.expect_by(due)
+
+    def expect_by(self, due: float) -> None:
+        """Say when progress is due, without reporting any."""
+        if not self._over:
             self.pulse[Sign.DUE] = due
 
     def stood_still_s(self, now: float) -> float:

@@ -44,8 +44,7 @@ class GuardianWatch:
         stood_s = guard.stood_still_s(now)
         if stood_s and self._replacing is None:
             self._wait_longer(guard, stood_s)
-        to_come = [s.budget_s for s in self.recorder.record.stages if s.started is None]
-        guard.beat(self.watchdog.due(now, min([*to_come, COLLECT_BUDGET_S])))
+        guard.beat(self._due(now))
         if self._replacing is not None:
             if not self._replacing.done():
                 return
@@ -55,6 +54,15 @@ class GuardianWatch:
         if why:
             work = partial(self._replace, guard, why)
             self._replacing = background.begin("gkd-guardian", work)
+
+    def on_heard(self, now: float) -> None:
+        """Tell it the deadlines that the events just read have brought."""
+        if self.home.guardian is not None:
+            self.home.guardian.expect_by(self._due(now))
+
+    def _due(self, now: float) -> float:
+        to_come = [s.budget_s for s in self.recorder.record.stages if s.started is None]
+        return self.watchdog.due(now, min([*to_come, COLLECT_BUDGET_S]))
 
     def _wait_longer(self, guard: Guardian, seconds: float) -> None:
         """Extend the deadlines after the whole run was suspended for ``seconds``."""

@@ -93,6 +93,7 @@ class RunParts:
             report.path / "stacks",
             self.recorder.on_event,
             self._on_overrun,
+            lambda now: self.guardian.on_heard(now),
             lambda now: self.guardian.on_tick(now),
             lambda worker: self.on_lost(worker),
             note,

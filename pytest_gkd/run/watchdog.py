@@ -77,7 +77,8 @@ class Watchdog(threading.Thread):
     """Follows the workers' events and ends any worker whose budget is over.
 
     ``on_event`` gets every event, ``on_overrun`` every overrun before pytest-xdist
-    learns that the processes are gone, ``on_tick`` the time, ten times a second.
+    learns that the processes are gone, ``on_heard`` the time after new events and
+    ``on_tick`` the time, ten times a second.
     ``on_lost`` gets the name of a worker whose end pytest-xdist does not notice by
     itself, ``on_problem`` any error in here, which stops nothing else.
     ``end_stuck`` allows ending a stage that is provably stuck before its budget is over
@@ -93,6 +94,7 @@ class Watchdog(threading.Thread):
     stacks_dir: Path
     on_event: Callable[[events.Event], None]
     on_overrun: Callable[[Overrun], None]
+    on_heard: Callable[[float], None]
     on_tick: Callable[[float], None]
     on_lost: Callable[[str], None]
     on_problem: Callable[[str], None]
@@ -169,9 +171,13 @@ class Watchdog(threading.Thread):
                     break
 
     def _hear(self, name: str, limit_bytes: int) -> None:
-        with self.lock:
+        about = "the guardian could not be told of a deadline"
+        with self.lock:  # the guardian must know of a stage before anybody sees it
+            event = None
             for event in self.reader.read(limit_bytes, name):
                 self._attempt("an event could not be processed", self._take_in, event)
+            if event is not None:
+                self._attempt(about, self.on_heard, monotonic())
 
     def _tick(self, now: float, *, judges: bool) -> None:
         # Deadlines first, each judged by its own worker's events, so that other
@@ -180,7 +186,7 @@ class Watchdog(threading.Thread):
             about = f"worker {worker.name} could not be monitored"
             self._attempt(about, self.judge, worker, now)
         names = self.reader.names()
-        with self.lock:  # the guardian must know of a stage before anybody sees it
+        with self.lock:
             for name in names:
                 about = f"the events of {name} could not be read"
                 self._attempt(about, self._hear, name, TICK_BYTES // len(names))
