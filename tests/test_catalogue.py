@@ -10,7 +10,8 @@ import pytest
 
 from pytest_gkd.diagnosis import catalogue, proofreading
 from pytest_gkd.diagnosis.catalogue import Rule, RuleError, Signature
-from pytest_gkd.diagnosis.diagnose import StageEvidence, TextSource, diagnose
+from pytest_gkd.diagnosis.diagnose import diagnose
+from pytest_gkd.diagnosis.evidence import StageEvidence, TextSource
 from pytest_gkd.report import explain
 from pytest_gkd.stage_api import StageFault
 

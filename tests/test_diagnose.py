@@ -7,13 +7,8 @@ from collections.abc import Mapping
 import pytest
 
 from pytest_gkd.diagnosis import catalogue
-from pytest_gkd.diagnosis.diagnose import (
-    Diagnosis,
-    StageEvidence,
-    TextSource,
-    diagnose,
-    telling_lines,
-)
+from pytest_gkd.diagnosis.diagnose import Diagnosis, diagnose, telling_lines
+from pytest_gkd.diagnosis.evidence import StageEvidence, TextSource
 from pytest_gkd.stage_api import StageFault
 
 CATALOGUE = catalogue.load()

@@ -10,7 +10,8 @@ import pytest
 
 from pytest_gkd.diagnosis import catalogue, log_file, logs
 from pytest_gkd.diagnosis.catalogue import Rule, Signature
-from pytest_gkd.diagnosis.diagnose import StageEvidence, TextSource, diagnose
+from pytest_gkd.diagnosis.diagnose import diagnose
+from pytest_gkd.diagnosis.evidence import StageEvidence, TextSource
 from pytest_gkd.diagnosis.scan import Hit
 
 TRACEBACK = """\

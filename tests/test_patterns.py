@@ -13,7 +13,8 @@ import pytest
 import pytest_gkd
 from pytest_gkd.diagnosis import catalogue, proofreading, scan
 from pytest_gkd.diagnosis.catalogue import Rule
-from pytest_gkd.diagnosis.diagnose import StageEvidence, TextSource, diagnose
+from pytest_gkd.diagnosis.diagnose import diagnose
+from pytest_gkd.diagnosis.evidence import StageEvidence, TextSource
 from pytest_gkd.diagnosis.patterns import Pattern, PatternError
 
 CATALOGUE = catalogue.load()

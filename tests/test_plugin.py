@@ -269,6 +269,31 @@ def test_here(gkd):
     assert run.shows("*-n0*budgets are not enforced*")
 
 
+LIGHT = """
+import sys
+
+def pytest_sessionfinish():
+    readers = [name for name in ("catalogue", "scan", "log_phases", "diagnose")
+               if f"pytest_gkd.diagnosis.{name}" in sys.modules]
+    assert not readers, readers
+"""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_only_a_failure_pays_for_the_readers_of_logs(
+    tmp_path: Path, fails: bool
+) -> None:
+    (tmp_path / "conftest.py").write_text(LIGHT)
+    (tmp_path / "test_own.py").write_text(f"""
+import pytest
+
+@pytest.mark.gkd_stage("own", lane="probe", timeout=20)
+def test_own(): assert not {fails}
+""")
+    run = Run(tmp_path, "--gkd-stages=own", "test_own.py")
+    assert ("AssertionError: ['catalogue'" in run.text) == fails, run.text
+
+
 @pytest.mark.parametrize("workers", ["1", "3"])
 def test_lanes_fit_the_users_own_n(tmp_path: Path, workers: str) -> None:
     (tmp_path / "test_probe.py").write_text("""

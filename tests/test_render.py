@@ -9,7 +9,8 @@ import pytest
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import catalogue
-from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
+from pytest_gkd.diagnosis.diagnose import Diagnosis
+from pytest_gkd.diagnosis.evidence import EvidenceLine
 from pytest_gkd.options import Settings
 from pytest_gkd.report import render
 from pytest_gkd.report.record import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pytest_gkd.diagnosis import stack_dump
-from pytest_gkd.diagnosis.exceptions import Frame
+from pytest_gkd.diagnosis.stack_dump import Frame
 from pytest_gkd.processes import host_capabilities
 
 PROGRAM = """

@@ -9,8 +9,7 @@ from pathlib import Path
 import live_jobs
 import pytest
 
-from pytest_gkd.diagnosis.exceptions import Frame
-from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
+from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
 from pytest_gkd.processes import host_capabilities
 from pytest_gkd.watch import rank_sets, stack_tree
 from pytest_gkd.watch.samples import ProcessSample, Role

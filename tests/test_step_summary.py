@@ -8,7 +8,8 @@ from pathlib import Path
 import fresh_python
 import pytest
 
-from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
+from pytest_gkd.diagnosis.diagnose import Diagnosis
+from pytest_gkd.diagnosis.evidence import EvidenceLine
 from pytest_gkd.report import step_summary
 from pytest_gkd.report.record import FAILED, PASSED, RunRecord, StageRecord
 

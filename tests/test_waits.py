@@ -13,8 +13,7 @@ from pathlib import Path
 import live_jobs
 import pytest
 
-from pytest_gkd.diagnosis.exceptions import Frame
-from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
+from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
 from pytest_gkd.processes import host_capabilities, kernel_calls, procfs
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch import job_links, waits

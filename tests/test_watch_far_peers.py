@@ -8,8 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_gkd.diagnosis.exceptions import Frame
-from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
+from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
 from pytest_gkd.watch import far_peers
 from pytest_gkd.watch.samples import ProcessSample, Role
 

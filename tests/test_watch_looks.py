@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 from watch_helpers import until
 
-from pytest_gkd.diagnosis.exceptions import Frame
-from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
+from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
 from pytest_gkd.processes import procfs
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch import stack_phases, verdicts, waits, watcher

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gkd.diagnosis.exceptions import Frame
-from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
+from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
 from pytest_gkd.watch import ray_places
 from pytest_gkd.watch.samples import ProcessSample, Role
 

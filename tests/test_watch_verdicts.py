@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd.diagnosis.exceptions import Frame
-from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
+from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
 from pytest_gkd.watch import verdicts
 from pytest_gkd.watch.samples import (
     AT_WORK,

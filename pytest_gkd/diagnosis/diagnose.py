@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import exceptions, parts
@@ -18,10 +18,10 @@ from pytest_gkd.diagnosis.catalogue import (
     Signature,
     explain_command,
 )
+from pytest_gkd.diagnosis.evidence import EvidenceLine, StageEvidence, TextSource
 from pytest_gkd.diagnosis.patterns import Pattern, pattern_of
 from pytest_gkd.diagnosis.root_cause import Candidate, choose
 from pytest_gkd.diagnosis.scan import Hit, Scanner, index
-from pytest_gkd.stage_api import StageFault
 
 MAX_FIXES = 3
 MAX_EVIDENCE = 4
@@ -42,46 +42,6 @@ _SUMMARY = Pattern(
 _TROUBLE = Pattern(
     rb"(?i)\b(?:error|fatal|failed|killed|abort(?:ed)?|segmentation fault|panic)\b"
 )
-
-
-@dataclass(frozen=True)
-class TextSource:
-    """A text of a run, such as ``rank1.log`` or ``stacks/rank0.txt``."""
-
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
-class StageEvidence:
-    """What is known about a stage that did not pass.
-
-    ``outcome`` is ``failed``, ``timeout`` or ``crashed``. ``fault`` is what the stage
-    found itself, if anything. ``texts`` are the failure text, the captured output of
-    all processes, the ranks' logs and the stacks; a source with ``stack`` in its name
-    counts as stacks. The first ``traceback_lines`` of the text ``output`` are the
-    stage's own traceback. ``exit_signal`` is a name such as ``SIGKILL``. ``alive`` says
-    that a stage whose time ran out still made progress.
-    """
-
-    stage: str
-    outcome: str
-    fault: StageFault | None = None
-    message: str = ""
-    texts: tuple[TextSource, ...] = ()
-    traceback_lines: int = 0
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    exit_signal: str | None = None
-    doing: str = ""
-    alive: bool = False
-
-
-class EvidenceLine(NamedTuple):
-    """A line that proves the cause, with its source and number if it has one."""
-
-    source: str
-    line: int | None
-    text: str
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pytest_gkd.diagnosis import prefixes
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.scan import uncoloured
+from pytest_gkd.diagnosis.stack_dump import Frame
 
 # Lines of a message; lines, neither frame nor code, after which a traceback is given
 # up.
@@ -59,33 +60,8 @@ _FOLDED = Pattern(rb" *\[repeated \d+x across cluster\].*")
 _FIRST = b"Root Cause (first observed failure)"
 _SIDES = "│┃║╭╰╮╯".encode()
 _BOXED = tuple(one.encode() for one in "│┃║╭╰")
-_NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".rs")
 # Line endings that are drawn, not cut off.
 _NOT_CUT = (b"^", b"-", b"=", b"*", *(one.encode() for one in "│┃║╭╰╮╯"))
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One stack frame: its file as printed, and the line in it.
-
-    ``code`` is that line's text, empty if the traceback does not show it. A native
-    frame of a live process has the library as its file, and line 0.
-    """
-
-    file: str
-    line: int
-    function: str
-    code: str = field(default="", compare=False)
-
-    @property
-    def is_native(self) -> bool:
-        """Whether it is C, C++ or Rust code, by its file."""
-        return not self.line or self.file.endswith(_NATIVE)
-
-    def __str__(self) -> str:
-        """``function (file:line)``, as py-spy prints it."""
-        place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{self.function} ({place})"
 
 
 @dataclass

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import PurePosixPath
 
 from pytest_gkd.diagnosis import log_phases, phase_words
-from pytest_gkd.diagnosis.exceptions import Chain, Frame, Raised
+from pytest_gkd.diagnosis.exceptions import Chain, Raised
+from pytest_gkd.diagnosis.stack_dump import Frame
 
 # The role of a Ray actor or process, by its class name; the first match counts.
 _ROLES = (

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_gkd.diagnosis import standing
-from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
+from pytest_gkd.diagnosis.diagnose import Diagnosis
 from pytest_gkd.diagnosis.engine_start import EngineStart
+from pytest_gkd.diagnosis.evidence import EvidenceLine
 from pytest_gkd.diagnosis.metrics.judging import NumberFinding
 from pytest_gkd.diagnosis.metrics.series import Series
 from pytest_gkd.diagnosis.silence import Silence

@@ -25,13 +25,12 @@ from pytest_gkd.diagnosis import (
 from pytest_gkd.diagnosis.catalogue import Catalogue, Signature, explain_command
 from pytest_gkd.diagnosis.diagnose import (
     Diagnosis,
-    EvidenceLine,
-    TextSource,
     advice,
     evidence_lines,
     headline,
     telling_lines,
 )
+from pytest_gkd.diagnosis.evidence import EvidenceLine, TextSource
 from pytest_gkd.diagnosis.log_file import Log, LogError, opened, read
 from pytest_gkd.diagnosis.log_report import LogReport, Progress
 from pytest_gkd.diagnosis.metrics import findings

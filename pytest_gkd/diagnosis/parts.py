@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 
 from pytest_gkd.diagnosis.catalogue import Signature
-from pytest_gkd.diagnosis.exceptions import Chain, Frame, Places, Raised
+from pytest_gkd.diagnosis.exceptions import Chain, Places, Raised
 from pytest_gkd.diagnosis.frames import is_at, is_general, phase_of
 from pytest_gkd.diagnosis.patterns import pattern_of
 from pytest_gkd.diagnosis.scan import Hit
+from pytest_gkd.diagnosis.stack_dump import Frame
 
 
 def asked(hits: Iterable[Hit]) -> bool:

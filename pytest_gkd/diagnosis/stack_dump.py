@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-
-from pytest_gkd.diagnosis.exceptions import Frame
+from dataclasses import dataclass, field
 
 MAIN = "MainThread"
+_NATIVE = (".c", ".cc", ".cpp", ".cu", ".cuh", ".cxx", ".h", ".hpp", ".rs")
 # py-spy's: a title, then ``name (file:line)``; native frames have a library, no line.
 _SPY = re.compile(r'Thread (\d+|0x[\da-fA-F]+) \(([^)]*)\)(?:: "(.*)")?$')
 _SPY_FRAME = re.compile(r"    (\S.*) \(([^()]*)\)$")
@@ -15,6 +14,30 @@ _PLACE = re.compile(r"(.*):(\d+)$")
 # faulthandler's: the thread that wrote the dump is called the current one.
 _FAULT = re.compile(r"(Current t|T)hread (0x[\da-fA-F]+)(?: \[(.*)\])?[^:]*:?$")
 _FAULT_FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)$')
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One stack frame: its file as printed, and the line in it.
+
+    ``code`` is that line's text, empty if the traceback does not show it. A native
+    frame of a live process has the library as its file, and line 0.
+    """
+
+    file: str
+    line: int
+    function: str
+    code: str = field(default="", compare=False)
+
+    @property
+    def is_native(self) -> bool:
+        """Whether it is C, C++ or Rust code, by its file."""
+        return not self.line or self.file.endswith(_NATIVE)
+
+    def __str__(self) -> str:
+        """``function (file:line)``, as py-spy prints it."""
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return f"{self.function} ({place})"
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ from pytest_gkd.diagnosis.catalogue import (
     read_toml,
     wrong_form,
 )
-from pytest_gkd.diagnosis.exceptions import Frame
 from pytest_gkd.diagnosis.frames import is_at
 from pytest_gkd.diagnosis.patterns import Match, Pattern, PatternError, pattern_of
 from pytest_gkd.diagnosis.scan import blanked
+from pytest_gkd.diagnosis.stack_dump import Frame
 
 HANGS_DIR = Path(__file__).parent / "hangs"
 MAX_SUSPECTS = 5

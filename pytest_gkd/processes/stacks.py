@@ -18,8 +18,8 @@ import psutil
 from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import stack_dump
-from pytest_gkd.diagnosis.exceptions import Frame
 from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.diagnosis.stack_dump import Frame
 from pytest_gkd.files import make_way, write_private
 from pytest_gkd.processes import host_capabilities, procfs
 from pytest_gkd.processes import tree as processes

@@ -9,7 +9,8 @@ from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
 
 if TYPE_CHECKING:
-    from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
+    from pytest_gkd.diagnosis.diagnose import Diagnosis
+    from pytest_gkd.diagnosis.evidence import EvidenceLine
 
 REPORT = "report.json"  # its name in the directory of a run's report
 PAGE = "report.html"  # made of it

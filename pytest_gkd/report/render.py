@@ -19,7 +19,8 @@ from pytest_gkd.report.record import (
 )
 
 if TYPE_CHECKING:
-    from pytest_gkd.diagnosis.diagnose import Diagnosis, EvidenceLine
+    from pytest_gkd.diagnosis.diagnose import Diagnosis
+    from pytest_gkd.diagnosis.evidence import EvidenceLine
     from pytest_gkd.diagnosis.log_report import LogReport, Progress
 
 WIDTH = 80

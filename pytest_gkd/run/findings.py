@@ -7,25 +7,20 @@ import os
 import stat
 import tempfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
-from pytest_gkd.diagnosis.catalogue import Catalogue, load
-from pytest_gkd.diagnosis.diagnose import (
-    EvidenceLine,
-    StageEvidence,
-    TextSource,
-    diagnose,
-    telling_lines,
-)
+from pytest_gkd.diagnosis.evidence import EvidenceLine, StageEvidence, TextSource
 from pytest_gkd.files import make_way, read_end, shown_from, write_private
-from pytest_gkd.processes import background, stacks
+from pytest_gkd.processes import stacks
 from pytest_gkd.report.record import OUTPUT_BYTES, TIMEOUT, StageRecord
 from pytest_gkd.run.pytest_report import Traceback
 from pytest_gkd.stage_api import NO_STAGE, StageFault
+
+if TYPE_CHECKING:
+    from pytest_gkd.diagnosis.catalogue import Catalogue
 
 # Suffixes of the text files that stages' children write, and how much is read at once.
 TEXTS = (".log", ".txt", ".out", ".err")
@@ -52,12 +47,10 @@ class Findings:
     _stack_texts: dict[str, list[TextSource]] = field(default_factory=dict)
 
     @functools.cached_property
-    def _read(self) -> Future[Catalogue]:
-        return background.begin("gkd-catalogue", lambda: load(self.rules))
+    def _catalogue(self) -> Catalogue:
+        from pytest_gkd.diagnosis.catalogue import load
 
-    def read_ahead(self) -> None:
-        """Start reading the catalogue in the background: it takes 0.1 s."""
-        _ = self._read
+        return load(self.rules)
 
     def relative(self, path: Path) -> str:
         """A path as the user would type it."""
@@ -115,7 +108,10 @@ class Findings:
             doing=record.step,
             alive=(record.progress or {}).get("verdict") == "alive",
         )
-        record.diagnosis = diagnose(evidence, self._read.result(), self.relative)
+        # A run without a failure saves these imports, a twentieth of a second.
+        from pytest_gkd.diagnosis.diagnose import diagnose, telling_lines
+
+        record.diagnosis = diagnose(evidence, self._catalogue, self.relative)
         if record.diagnosis is None:
             own = [EvidenceLine(*line) for line in fault.evidence] if fault else []
             record.telling = own or telling_lines(texts, 8)

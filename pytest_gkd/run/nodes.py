@@ -71,8 +71,6 @@ class Nodes:
             self._safe_path,
         )
         node.workerinput["gkd"] = typed_json.dumps(assignment)
-        if len(self._run.nodes) >= self._run.workers:  # they take longer to start
-            self._run.findings.read_ahead()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_newgateway(self, gateway: Any) -> None:

@@ -15,7 +15,7 @@ from _pytest._io import TerminalWriter
 from _pytest.junitxml import bin_xml_escape, xml_key
 
 from pytest_gkd import sanitize
-from pytest_gkd.diagnosis.diagnose import TextSource
+from pytest_gkd.diagnosis.evidence import TextSource
 from pytest_gkd.processes import tree
 from pytest_gkd.report import render
 from pytest_gkd.report.record import StageRecord

@@ -14,8 +14,6 @@ import pytest
 
 from pytest_gkd import sanitize, typed_json
 from pytest_gkd.diagnosis import own_rules
-from pytest_gkd.diagnosis.catalogue import RuleError, read_rule
-from pytest_gkd.gpu_report import result_files
 from pytest_gkd.options import REPORT, RULES, Settings, SettingsError
 from pytest_gkd.processes import gpus, host_capabilities
 from pytest_gkd.processes.heartbeat import Standstill
@@ -73,6 +71,8 @@ def prepare(config: pytest.Config) -> Prepared | None:
     workers, notes = _workers(config, selected)
     notes += surroundings.hear_of_children(config)
     if read.gpus:
+        from pytest_gkd.gpu_report import result_files
+
         notes += result_files.unverified(card.name for card in gpus.usable().cards)
     try:
         run_dir = RunDir(report.path)
@@ -105,10 +105,16 @@ def _own_rules(config: pytest.Config) -> tuple[Path, ...]:
 def _read_rules(origin: str, find: Callable[[], list[Path]]) -> list[Path]:
     try:
         found = find()
-        for path in found:
-            read_rule(path)
-    except (RuleError, LookupError) as error:
+    except LookupError as error:
         raise SettingsError(f"{origin}: {error}") from None
+    if found:
+        from pytest_gkd.diagnosis.catalogue import RuleError, read_rule
+
+        try:
+            for path in found:
+                read_rule(path)
+        except RuleError as error:
+            raise SettingsError(f"{origin}: {error}") from None
     return found
 
 
@@ -195,6 +201,8 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
         from pytest_gkd.run.controller import StageController
         from pytest_gkd.run.parts import RunParts
 
+        if not run.workers:  # a stage in this process may break imports
+            from pytest_gkd.diagnosis import diagnose  # noqa: F401
         parts = RunParts(config, request, run)
         config.pluginmanager.register(StageController(parts), "gkd-controller")
         manifest_path = run.directory.manifest.handle

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from pytest_gkd.diagnosis.exceptions import Frame
-from pytest_gkd.diagnosis.stack_dump import Thread
+from pytest_gkd.diagnosis.stack_dump import Frame, Thread
 from pytest_gkd.processes.stacks import in_library
 
 MOST_NAME = 60  # C++ names with their template arguments are longer than a screen

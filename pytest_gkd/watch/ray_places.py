@@ -15,7 +15,8 @@ from typing import Any
 from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import frames
-from pytest_gkd.diagnosis.exceptions import Frame, Raised
+from pytest_gkd.diagnosis.exceptions import Raised
+from pytest_gkd.diagnosis.stack_dump import Frame
 from pytest_gkd.processes import procfs
 from pytest_gkd.watch import own_frames, waiting
 from pytest_gkd.watch.samples import ProcessSample

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from pytest_gkd.diagnosis import frames, log_phases
-from pytest_gkd.diagnosis.exceptions import Frame, Raised
+from pytest_gkd.diagnosis.exceptions import Raised
+from pytest_gkd.diagnosis.stack_dump import Frame
 from pytest_gkd.processes.stacks import in_library
 from pytest_gkd.watch.samples import ProcessSample
 from pytest_gkd.watch.waits import NOTHING, Known, Picture

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_gkd import rank_words
-from pytest_gkd.diagnosis.exceptions import Frame
-from pytest_gkd.diagnosis.stack_dump import MAIN, Thread
+from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
 from pytest_gkd.processes.stacks import in_library
 from pytest_gkd.watch import own_frames, rank_sets
 from pytest_gkd.watch.samples import ProcessSample

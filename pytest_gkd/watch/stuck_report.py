@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import logs
-from pytest_gkd.diagnosis.exceptions import Frame
+from pytest_gkd.diagnosis.stack_dump import Frame
 from pytest_gkd.diagnosis.suspects import Suspicion, suspects
 from pytest_gkd.files import make_way, write_json, write_private
 from pytest_gkd.processes import procfs

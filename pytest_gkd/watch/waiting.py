@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from pytest_gkd.diagnosis.exceptions import Frame
-from pytest_gkd.diagnosis.stack_dump import Thread
+from pytest_gkd.diagnosis.stack_dump import Frame, Thread
 from pytest_gkd.processes.stacks import in_library
 from pytest_gkd.watch import own_frames
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
-from pytest_gkd.diagnosis.diagnose import TextSource, telling_lines
+from pytest_gkd.diagnosis.diagnose import telling_lines
+from pytest_gkd.diagnosis.evidence import TextSource
 from pytest_gkd.files import read_end
 from pytest_gkd.processes import procfs, shell_line
 from pytest_gkd.report.record import OUTPUT_BYTES
