@@ -21,7 +21,7 @@ from pytest_gkd.job import written_secrets
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.options import near
 from pytest_gkd.processes import gpus, host_summary, stale_runs
-from pytest_gkd.report import compare, explain, render
+from pytest_gkd.report import compare, explain, history, render
 from pytest_gkd.report.record import DIRECTORY
 from pytest_gkd.watch import arguments as watch_arguments
 from pytest_gkd.watch.arguments import WatchError
@@ -213,11 +213,14 @@ def _parser() -> _Parser:
         "report",
         help="compare a run with an earlier one, or with those kept beside it",
         description="What changed in outcomes, times, measured numbers, versions and "
-        "settings. With one report, times are held against the median of the runs that "
-        "are kept beside it.",
-        epilog="Exit status: 0 nothing is worse, 1 a stage no longer passes or takes "
-        f"{compare.CHANGED:g} times as long, 2 there is no report to read, or usage "
-        "error.",
+        "settings. With one report, times and bandwidth are held against the last "
+        f"{compare.LIKE} runs like it (same layout, GPUs, ranks, student and kind of "
+        "machine), or against those kept beside it while there are fewer than "
+        f"{compare.LEAST_LIKE}.",
+        epilog="Exit status: 0 nothing is worse, 1 a stage no longer passes, or takes "
+        f"{compare.TWICE:g} times as long as in the last like runs or has half the "
+        f"bandwidth ({compare.CHANGED:g} times as long as EARLIER or those kept), 2 "
+        "there is no report to read, or usage error.",
     )
     command.add_argument(
         "report",
@@ -543,15 +546,16 @@ def _report(asked: argparse.Namespace) -> int:
         _say(f"{page.write(folder)}")
         return 0
     after = compare.read(asked.report)
-    before = (
-        [compare.read(asked.before)] if asked.before else compare.kept(asked.report)
-    )
-    if not before:
-        raise compare.ReportError(
-            f"{after.name}: no earlier run is kept beside it; name one to compare "
-            "with: gkd report DIR EARLIER"
-        )
-    found = compare.compare(after, before)
+    if asked.before:
+        found = compare.compare(after, [compare.read(asked.before)])
+    else:
+        runs = history.of_report(asked.report)
+        found = compare.compare(after, compare.kept(asked.report), runs)
+        if not found.before and not runs:
+            raise compare.ReportError(
+                f"{after.name}: no earlier run is kept beside it; name one to compare "
+                "with: gkd report DIR EARLIER"
+            )
     _answer(asked, found.to_json(), compare.text(found))
     return FOUND if found.worse else 0
 

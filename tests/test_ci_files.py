@@ -16,6 +16,7 @@ import yaml
 from test_plugin import Run
 
 from pytest_gkd.options import WITH_FLAG
+from pytest_gkd.report.record import DIRECTORY, HISTORY
 from pytest_gkd.stage_specs import BY_NAME
 
 ROOT = Path(__file__).parent.parent
@@ -83,6 +84,23 @@ def test_what_is_uploaded_is_what_is_written() -> None:
         assert upload["with"]["path"].split() == [".gkd/last", "gkd.xml"]
         assert upload["with"]["include-hidden-files"]  # .gkd is one
         assert upload["if"] == "always()"
+
+
+def test_the_history_is_kept_from_job_to_job_and_read_after_the_stages() -> None:
+    place = f"{Path(DIRECTORY).parent}/{HISTORY}"
+    gitlab = loaded(ROOT / "docs/ci/gitlab.yml")["gkd-gate"]
+    assert gitlab["cache"]["paths"] == [place]
+    assert gitlab["script"][-1] == "gkd report"
+    for path in (GPU_GATE, ROOT / "docs/ci/github-cpu.yml"):
+        (job,) = loaded(path)["jobs"].values()
+        steps = [step.get("uses", step.get("run", "")) for step in job["steps"]]
+        cache = next(n for n, text in enumerate(steps) if "actions/cache" in text)
+        stages = next(n for n, text in enumerate(steps) if text.startswith("pytest"))
+        report = next(n for n, text in enumerate(steps) if text == "gkd report")
+        assert cache < stages < report
+        asked = job["steps"][cache]["with"]
+        assert asked["path"] == place
+        assert asked["key"].startswith(asked["restore-keys"])
 
 
 def test_the_container_has_shared_memory_and_every_mount_a_volume() -> None:

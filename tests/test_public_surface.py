@@ -72,7 +72,7 @@ CAUSES = [f"{area}.{name}" for area, told in OF_AREA.items() for name in told.sp
 # move, but not unseen.
 RUN_KEYS = [
     *("schema", "started", "versions", "settings", "stages"),
-    *("ended", "interrupted", "notes", "cleaned", "injected"),
+    *("ended", "interrupted", "notes", "cleaned", "injected", "machine", "commit"),
 ]
 STAGE_KEYS = [
     *("name", "outcome", "started_s", "duration_s", "budget_s"),

@@ -10,9 +10,10 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -60,6 +61,28 @@ def lines(*, with_gpus: bool = True) -> Iterator[str]:
     for name in sorted(os.environ):
         if VARIABLES.fullmatch(name):
             yield f"variable    {name}={os.environ[name]}"
+
+
+def machine(cards: Sequence[str]) -> dict[str, Any]:
+    """What kind of machine it is, given its GPUs' product names: equal for machines
+    that should be equally fast, without a name of this one."""
+    return {
+        "cpu": _cpu(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "gpu": cards[0] if cards else "",
+    }
+
+
+def _cpu() -> str:
+    """The model, which not every architecture tells; else the architecture."""
+    with contextlib.suppress(OSError), Path("/proc/cpuinfo").open() as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+            if not line.strip():
+                break  # the first processor's lines end here
+    return platform.machine()
 
 
 def _release() -> Iterator[str]:

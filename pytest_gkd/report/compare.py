@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
+from pytest_gkd.diagnosis.metrics.statistics import deviation
+from pytest_gkd.report import history
 from pytest_gkd.report.record import PASSED, REPORT, RUNS, SCHEMA, SKIPPED
 
 # How much longer a stage takes, or how far a number moves, before it is told: a busy
 # machine alone makes a smaller difference.
 CHANGED = 1.5
 LEAST_S = 1.0
+# Against the history: so many like runs, at least, and how many times as slow, or as
+# little bandwidth, is worse. What lies within three standard deviations is usual.
+LIKE, LEAST_LIKE = 10, 3
+TWICE = 2.0
+SPREAD = 3.0
 LARGEST_BYTES = 64 << 20
 LINE_CHARS = 300
 SCHEMA_FILE = "report.schema.json"
@@ -47,7 +54,7 @@ class Change:
     """What differs in ``where``, such as a stage or ``versions``.
 
     ``worse`` says that a gate should stop for it: a stage that passed before does not,
-    or takes longer.
+    or takes longer, or has half the bandwidth that is usual.
     """
 
     where: str
@@ -60,11 +67,15 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``after`` against ``before``, the latest first; times against their median."""
+    """``after`` against ``before``, the latest first; times against their median.
+
+    ``like`` is how many like runs of the history were at hand, 10 at most.
+    """
 
     after: Report
     before: Sequence[Report]
     changes: Sequence[Change] = field(default_factory=list)
+    like: int = 0
 
     @property
     def worse(self) -> bool:
@@ -76,6 +87,7 @@ class Comparison:
             "schema": 1,
             "report": self.after.name,
             "before": [one.name for one in self.before],
+            "like_runs": self.like,
             "worse": self.worse,
             "changes": [vars(change) for change in self.changes],
         }
@@ -131,22 +143,47 @@ def kept(path: Path) -> list[Report]:
     return [found[name] for name in sorted(found, reverse=True)]
 
 
-def compare(after: Report, before: Sequence[Report]) -> Comparison:
-    """What changed from ``before``, one run or several of them, the latest first."""
+def compare(
+    after: Report,
+    before: Sequence[Report],
+    runs: Sequence[Mapping[str, Any]] = (),
+) -> Comparison:
+    """What changed from ``before``, one run or several of them, the latest first.
+
+    Where the history's ``runs`` have enough that are like it, times and bandwidth are
+    held against those instead.
+    """
+    known = history.like(after.data, runs)
+    usual = _usual(after, known)
     changes = [
         *_outcomes(after, before),
-        *_numbers(after, before),
+        *_drift(after, usual),
+        *_numbers(after, before, usual.keys()),
+        *_commit(after, before[:1]),
+        *_named("machine", after, before[:1]),
         *_named("versions", after, before[:1]),
         *_named("settings", after, before[:1]),
     ]
-    return Comparison(after, before, changes)
+    return Comparison(after, before, changes, min(len(known), LIKE))
 
 
 def text(found: Comparison) -> str:
     """The comparison for a person."""
-    many = f"the {len(found.before)} runs kept beside it, times against their median"
-    than = many if len(found.before) > 1 else found.before[0].name
-    lines = [f"{found.after.name} against {than}"]
+    than = [found.before[0].name] if found.before else []
+    if len(found.before) > 1:
+        than = [f"the {len(found.before)} runs kept beside it"]
+    if found.like >= LEAST_LIKE:
+        than.append(f"the last {found.like} runs like it")
+    lines = [f"{found.after.name} against {' and '.join(than)}"]
+    if found.like >= LEAST_LIKE:
+        lines[0] += ", times and bandwidth against the median of these"
+    elif len(found.before) > 1:
+        lines[0] += ", times against their median"
+    if not than:
+        lines = [
+            f"{found.after.name}: {found.like} earlier run(s) like it in the history; "
+            f"{LEAST_LIKE} are needed to judge"
+        ]
     lines += [f"  {line}" for line in map(told, found.changes)]
     return "\n".join(
         lines if found.changes else [*lines, "  no difference that counts"]
@@ -179,13 +216,59 @@ def _outcomes(after: Report, before: Sequence[Report]) -> Iterator[Change]:
         yield Change(name, "", earlier[0].get("outcome"), now, worse=worse)
 
 
-def _numbers(after: Report, before: Sequence[Report]) -> Iterator[Change]:
+def _usual(
+    after: Report, known: Sequence[Mapping[str, Any]]
+) -> dict[tuple[str, str], list[float]]:
+    """By stage and number (see ``_measured``), its values in the last like runs."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for name in after.stages:
+        for stage in history.passed(name, known, LIKE):
+            for what, value in _measured(stage):
+                found.setdefault((name, what), []).append(value)
+    return {key: values for key, values in found.items() if len(values) >= LEAST_LIKE}
+
+
+def _drift(
+    after: Report, usual: Mapping[tuple[str, str], Sequence[float]]
+) -> Iterator[Change]:
+    """Times and bandwidth that are not what they were in the last like runs.
+
+    Of the bandwidths the best one is judged: small messages measure latency.
+    """
+    for name, stage in after.stages.items():
+        if stage.get("outcome") != PASSED:
+            continue
+        measured = dict(_measured(stage))
+        sizes = {k: v for k, v in measured.items() if k.startswith(history.BANDWIDTH)}
+        best = max(sizes, key=lambda size: sizes[size], default="")
+        for what, now in measured.items():
+            values = usual.get((name, what))
+            if not values:
+                continue
+            then = statistics.median(values)
+            apart = abs(now - then)
+            is_time = what not in sizes
+            if apart < SPREAD * deviation(values) or (is_time and apart < LEAST_S):
+                continue
+            ratio = now / then if then > 0 and now > 0 else None
+            if ratio is None or 1 / CHANGED < ratio < CHANGED:
+                continue
+            slower = ratio >= TWICE if is_time else ratio <= 1 / TWICE
+            worse = slower and (is_time or what == best)
+            yield Change(name, what or "seconds", then, now, ratio, worse)
+
+
+def _numbers(
+    after: Report, before: Sequence[Report], besides: Container[tuple[str, str]]
+) -> Iterator[Change]:
     """Times and measured numbers of stages that passed then and now."""
     for name, stage in after.stages.items():
         if stage.get("outcome") != PASSED:
             continue
         known = [dict(_measured(one)) for one in _passed(name, before)]
         for what, now in _measured(stage):
+            if (name, what) in besides:
+                continue
             usual = [one[what] for one in known if what in one]
             if not usual:
                 continue
@@ -210,6 +293,8 @@ def _passed(name: str, runs: Iterable[Report]) -> Iterator[Mapping[str, Any]]:
 def _measured(stage: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     """A stage's time, under "", and the numbers among its facts, by name."""
     waiting: list[tuple[str, Any]] = [("", stage.get("duration_s"))]
+    if bandwidth := stage.get(history.BANDWIDTH):  # as the history has it
+        waiting.append((history.BANDWIDTH, bandwidth))
     facts = stage.get("facts")
     waiting += facts.items() if isinstance(facts, dict) else ()
     for name, value in waiting:
@@ -217,6 +302,13 @@ def _measured(stage: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             waiting += ((f"{name} {key}", one) for key, one in value.items())
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             yield name, float(value)
+
+
+def _commit(after: Report, before: Sequence[Report]) -> Iterator[Change]:
+    now = after.data.get("commit")
+    for run in before:
+        if (then := run.data.get("commit")) != now:
+            yield Change("commit", "", then, now)
 
 
 def _named(what: str, after: Report, before: Sequence[Report]) -> Iterator[Change]:

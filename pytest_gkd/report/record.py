@@ -20,6 +20,7 @@ PAGE_HEAD = 500
 DIRECTORY = ".gkd/last"  # that directory, unless --gkd-report names another
 # Earlier reports, and those of runs that start while another one holds the directory.
 RUNS = "runs"
+HISTORY = "history.jsonl"  # what remains of all runs; beside RUNS
 SCHEMA = 1
 # How much of a stage's output is kept, from its end.
 OUTPUT_BYTES = 4 * 1024 * 1024
@@ -113,7 +114,8 @@ class StageRecord:
 class RunRecord:
     """A whole run. ``started`` is ISO 8601; ``ended`` stays None until it ended.
 
-    ``began`` is the start on the clock of the stages' ``started``.
+    ``machine`` is what kind of machine it is, ``commit`` the one that git has checked
+    out there. ``began`` is the start on the clock of the stages' ``started``.
     """
 
     started: str
@@ -125,6 +127,8 @@ class RunRecord:
     notes: list[str] = field(default_factory=list)
     cleaned: list[str] = field(default_factory=list)
     injected: dict[str, str] | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
+    commit: str | None = None
     began: float = field(default_factory=monotonic)
     _problems: list[str] = field(default_factory=list)
     _others: int = 0
@@ -164,6 +168,8 @@ class RunRecord:
             "started": self.started,
             "ended": self.ended,
             "interrupted": self.interrupted,
+            "commit": self.commit,
+            "machine": self.machine,
             "versions": self.versions,
             "settings": self.settings,
             "injected": self.injected,

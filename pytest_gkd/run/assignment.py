@@ -42,13 +42,15 @@ class Assignment:
 class Preparation:
     """What exists before pytest is configured: directories, and the number of
     ``workers`` to start (0: stages run in this process). ``notes`` are for the header,
-    ``rules`` are the user's own rule files."""
+    ``rules`` are the user's own rule files, ``gpus`` the product names of those in
+    use."""
 
     directory: RunDir
     report: ReportDir
     workers: int
     notes: tuple[str, ...]
     rules: tuple[Path, ...]
+    gpus: tuple[str, ...] = ()
 
 
 class Link(NamedTuple):

@@ -12,7 +12,7 @@ from _pytest.terminal import TerminalReporter
 
 from pytest_gkd import sanitize
 from pytest_gkd.processes import oom, prctl
-from pytest_gkd.report import render, step_summary
+from pytest_gkd.report import history, render, step_summary
 from pytest_gkd.report.record import FAILED, SKIPPED, TIMEOUT
 from pytest_gkd.report.terminal import Console
 from pytest_gkd.run.interrupts import Interrupts
@@ -232,9 +232,24 @@ class StageController:
         run.record.notes += run.findings.sanitize_output(ran)
         self._tell_github()
         run.record.ended = now()
+        self._remember()
         run.teller.write()
         if not run.workers:
             run.teller.stop()
+
+    def _remember(self) -> None:
+        """Add the run to the history, unless nothing ran."""
+        run = self._run
+        if not any(stage.ran for stage in run.record.stages):
+            return
+        path = run.report.history
+        try:
+            run.make_way(path)
+            history.append(path, history.entry(run.record.to_json()))
+        except OSError as error:
+            name = sanitize.line(run.findings.relative(path))
+            why = error.strerror or str(error)
+            run.recorder.note(f"this run is not in the history {name}: {why}")
 
     def _tell_github(self) -> None:
         page = os.environ.get(step_summary.VARIABLE)

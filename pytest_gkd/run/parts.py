@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import os
 import platform
+import subprocess
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from pytest_gkd import fault_specs
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import make_way
-from pytest_gkd.processes import tree
+from pytest_gkd.processes import host_summary, tree
 from pytest_gkd.processes.manifest_writer import ManifestWriter
 from pytest_gkd.report.live import Teller
 from pytest_gkd.report.record import REPORT, RunRecord
@@ -40,6 +41,7 @@ PACKAGES = (
     "transformers",
     "datasets",
 )
+GIT_LIMIT_S = 2.0
 
 
 class RunParts:
@@ -67,7 +69,13 @@ class RunParts:
         self.on_lost: Callable[[str], None] = lambda worker: None
         self.before = {p.pid for p in tree.descendants(os.getpid())}
         settings = request.settings
-        self.record = RunRecord(home.started, _versions(), settings.to_json())
+        self.record = RunRecord(
+            home.started,
+            _versions(),
+            settings.to_json(),
+            machine=host_summary.machine(made.gpus),
+            commit=_commit(config.invocation_params.dir),
+        )
         if settings.inject:
             fault = fault_specs.find(settings.inject)
             self.record.injected = {"fault": settings.inject, "how": fault.how}
@@ -162,6 +170,23 @@ class RunParts:
 def now() -> str:
     """The current time in UTC, ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _commit(directory: Path) -> str | None:
+    """The commit that is checked out there; None without git or a repository."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--verify", "HEAD"],
+            cwd=directory,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=GIT_LIMIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def _versions() -> dict[str, str]:

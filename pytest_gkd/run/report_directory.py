@@ -25,6 +25,7 @@ from pytest_gkd.files import make_way, write_json
 from pytest_gkd.processes import cleanup, procfs
 from pytest_gkd.report.record import (
     DIRECTORY,
+    HISTORY,
     PAGE,
     PAGE_HEAD,
     PAGE_SIGN,
@@ -56,7 +57,8 @@ class ReportDir:
 
     An earlier report in it is moved to ``runs``, where the last five are kept. If
     another run holds the directory, this one gets its own in ``runs``, and ``notes``
-    say so. ``path`` is absolute. Raises ReportRefusedError for a directory that is not
+    say so. ``path`` is absolute, as is ``history``, a file for what remains of all runs
+    (see report.history). Raises ReportRefusedError for a directory that is not
     ours, and OSError if nothing can be written.
     """
 
@@ -90,6 +92,7 @@ class ReportDir:
             _close_to_others(fd)
             self._marker = lock
             self.path = _true_path(fd)
+            self.history = _true_path(above) / HISTORY
             self._fd = fd
             self._is_default = name is None
             self._one = threading.Lock()

@@ -70,10 +70,12 @@ def prepare(config: pytest.Config) -> Prepared | None:
     config.add_cleanup(report.close)
     workers, notes = _workers(config, selected)
     notes += surroundings.hear_of_children(config)
+    cards: tuple[str, ...] = ()
     if read.gpus:
         from pytest_gkd.gpu_report import result_files
 
-        notes += result_files.unverified(card.name for card in gpus.usable().cards)
+        cards = tuple(card.name for card in gpus.usable().cards)
+        notes += result_files.unverified(cards)
     try:
         run_dir = RunDir(report.path)
     except OSError as error:
@@ -89,7 +91,8 @@ def prepare(config: pytest.Config) -> Prepared | None:
         *run_dir.notes,
         *host_capabilities.lacking(makes_models=made),
     )
-    return Prepared(request, Preparation(run_dir, report, workers, notes, rules))
+    made_for = Preparation(run_dir, report, workers, notes, rules, cards)
+    return Prepared(request, made_for)
 
 
 def _own_rules(config: pytest.Config) -> tuple[Path, ...]:
