@@ -11,6 +11,7 @@ import pytest
 
 from pytest_gkd.diagnosis import exceptions
 from pytest_gkd.diagnosis.exceptions import Chain
+from pytest_gkd.diagnosis.stack_dump import Frame
 
 LOGS = Path(__file__).with_name("tracebacks")
 # Of each log its chains: class, innermost function, how it hangs together.
@@ -303,4 +304,4 @@ KeyError: 'a'
     ((one,),) = exceptions.read(box.encode())
     packages = "/home/user/venv/lib/python3.11/site-packages/"
     file = f"{packages}trl/trainer/grpo_trainer.py"
-    assert one.frames == [exceptions.Frame(file, 12, "training_step")]
+    assert one.frames == [Frame(file, 12, "training_step")]
