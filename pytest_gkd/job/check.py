@@ -59,6 +59,7 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 CONFLICT = "config.invalid-combination"
 MOST_FINDINGS = 200
+POSITIONAL = re.compile(r"\$\{?[1-9]")  # a script's own argument, by its number
 MOST_WAYS = 3  # of a script, named in a finding
 # The most words of a start, over all paths through its script: these take a second. Of
 # 1,530 upstream scripts slime's run_geo3k_qwen35.sh has the most, 2,464 on 16 paths.
@@ -168,7 +169,8 @@ def _checked(
             raise CheckError(f"{path} is nested deeper than can be followed") from None
         starts, *later = _jobs(path, script, asked)
         is_whole = script.is_whole
-        if overrides and not any(_hands_on(launch) for _, launch in starts):
+        is_read = POSITIONAL.search(script.text) is not None
+        if overrides and not (is_read or any(_hands_on(one) for _, one in starts)):
             text = f"{path} does not pass its own arguments on: those given are ignored"
             findings.append(Finding(CONFLICT, "warning", text, str(path), 0, ""))
         findings += script_file.losses(path, raw, script.lost)

@@ -366,7 +366,7 @@ class Words:
             end = node.end_byte - 1
             return self._joined(node.children, start, end, world, quoted=True)
         if kind == "simple_expansion":
-            return self._variable(raw[1:], world)
+            return self._variable(raw.lstrip()[1:], world)
         if kind == "expansion":
             return self._expansion(node, world)
         if kind == "arithmetic_expansion":
@@ -403,9 +403,12 @@ class Words:
                 continue
             if node.type in EXPANDED or (node.named_child_count and not quoted):
                 begins = at == start
-                bounds = at, node.start_byte
+                bounds = at, self._begin(node)
                 parts += self._literal(*bounds, world, quoted=quoted, begins=begins)
-                part = self._text(node, world)
+                if splits and node.type == "expansion":
+                    part = self._expansion(node, world, splits=True)
+                else:
+                    part = self._text(node, world)
                 if splits and node.type in EXPANSIONS:
                     if "IFS" in world.variables and BLANKS.search(part.shape):
                         part = unknown("IFS")
@@ -414,6 +417,14 @@ class Words:
                 at = node.end_byte
         parts += self._literal(at, end, world, quoted=quoted, begins=at == start)
         return concatenated(parts)
+
+    def _begin(self, node: Node) -> int:
+        """Where it starts. To the parser the blanks between two expansions in a string
+        are part of the second."""
+        raw = self._raw(node)
+        is_one = node.type in (*EXPANSIONS, "arithmetic_expansion")
+        blanks = len(raw) - len(raw.lstrip()) if is_one else 0
+        return int(node.start_byte) + blanks
 
     def _literal(
         self, start: int, end: int, world: World, *, quoted: bool, begins: bool = True
@@ -469,14 +480,14 @@ class Words:
             return len(name) < 4 and int(name) <= len(world.arguments)
         return name in world.variables or name in ("#", "PWD", "BASH_SOURCE")
 
-    def _expansion(self, node: Node, world: World) -> Text:
-        raw = self._raw(node)
+    def _expansion(self, node: Node, world: World, *, splits: bool = False) -> Text:
+        raw = self._raw(node).lstrip()
         found = PARAMETER.match(raw)
         if found is None:
             return unknown(raw[:200])
         name, index = found["name"], found["index"]
         rest = raw[found.end() : -1]
-        start = node.start_byte + len(raw[: found.end()].encode())
+        start = self._begin(node) + len(raw[: found.end()].encode())
         if found["length"]:
             return self._length(name, index, world)
         if found["indirect"]:
@@ -489,7 +500,7 @@ class Words:
         if sign is not None:
             bounds = start + len(sign[0]), node.end_byte - 1
             other = self._joined(node.children, *bounds, world)
-            if set(rest) & set("\"'") and BLANKS.search(other.shape):
+            if splits and set(rest) & set("\"'") and BLANKS.search(other.shape):
                 other = unknown(raw[:200])  # quoted blanks in it do not split
             return self._defaulted(name, sign[0], value, other, world)
         if rest and name in ("@", "*"):
@@ -584,7 +595,7 @@ class Words:
 
     def _calculated(self, node: Node, world: World) -> Text | None:
         """``$((1 + 2))``, which the parser takes for a subshell in ``${x:-...}``."""
-        raw = self._raw(node)
+        raw = self._raw(node).lstrip()
         if not raw.startswith("$(("):
             return None
         outer, self._here = self._here, self._here._replace(text=f": {raw}".encode())
