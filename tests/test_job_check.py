@@ -508,13 +508,15 @@ def test_arguments_that_reach_no_job_are_told(script: Path) -> None:
     (finding,) = errors(found)
     assert "does not pass its own arguments on" in finding.message
     assert not errors(checked(script, f'{START} "$@"\n', "trainer.nnodes=2"))
+    started = f"torchrun --nproc_per_node=$1 -m {START.partition('-m ')[2]}\n"
+    assert not errors(checked(script, started, "8"))
 
 
 def test_another_program_of_the_framework_is_no_job(script: Path) -> None:
-    script.write_text("torchrun -m verl.trainer.sft_trainer data.train_batch_size=8\n")
+    script.write_text("torchrun -m verl.trainer.main_eval data.train_batch_size=8\n")
     with pytest.raises(CheckError, match="no command was found that starts verl") as e:
         check.check(script, framework=RELEASE)
-    says = "verl.trainer.sft_trainer is none of the programs that are read"
+    says = "verl.trainer.main_eval is none of the programs that are read"
     assert says in str(e.value)
 
 

@@ -29,7 +29,8 @@ ALWAYS = {"HOME", "PATH", "LANG", "PWD", "OLDPWD", "SHLVL", "_"}
 # Each ends in commands that bash cannot find, and so tells of.
 SCRIPTS = {
     "defaults": 'run ${A:-1} "${B:-x y}" ${C:+c} "${D-}" ${E:=5} $E',
-    "blanks between": 'A=x; B=y; run "$A $B" "a ${A:-1}  ${B} $(echo z)\t${A}" "$A\n$B" "$A $((1+2)) $B"',
+    "blanks between": 'A=x; B=y; run "$A $B" "a ${A:-1}  ${B} $(echo z)\t${A}" '
+    '"$A\n$B" "$A $((1+2)) $B"',
     "quoted default": """A=${A:-"-m x"}; B=${B:-'c d'}"e f"; run $A "$B" $B""",
     "quotes": """run 'a b' "c $HOME d" $'e\\tf' g\\ h "i\\"j" 'k'"l"m""",
     "arrays": 'A=(a "b c" d); A+=(e); run "${A[@]}" ${A[1]} ${#A[@]} x"${A[0]}"y',

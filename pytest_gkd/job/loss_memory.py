@@ -13,7 +13,8 @@ from __future__ import annotations
 #   low-jsd-BETA: on logits in the dtype that is computed in (DeepSpeed, or all in 16
 #   bits)
 # - logprob: logits, their copy by the temperature, and flash-attn's cross entropy that
-#   turns it into its own gradient (verl, utils/torch_functional.py)
+#   turns it into its own gradient (verl, utils/torch_functional.py); logprob-once:
+#   without the copy
 # - swift-jsd-BETA: ms-swift's gkd_loss (4.6.0, rlhf_trainers/gkd_loss.py), beside what
 #   its chunks take; swift-topk, swift-served: on top-k logits, of a teacher's whole
 #   ones or of a server's; swift-logprob: its GRPO
@@ -42,6 +43,7 @@ LOSSES: dict[str, tuple[float, int]] = {
     "low-jsd-1": (10, 0),
     "low-jsd": (17, 0),
     "logprob": (2, 0),
+    "logprob-once": (1, 0),
     "swift-jsd-0": (0, 32),
     "swift-jsd-1": (0, 36),
     "swift-jsd": (0, 52),

@@ -10,7 +10,7 @@ from pytest_gkd.job import documents, hydra_compose
 from pytest_gkd.job.sources.files import Files, Schema, Source, SourceError, matching
 
 TREE = re.compile(r"verl/trainer/config/_generated_ppo_(?:(\w+?)_)?trainer\.yaml")
-CONFIG = re.compile(r"verl/trainer/config/((?!.*_generated_|sft_|eval)[\w/]+)\.yaml")
+CONFIG = re.compile(r"verl/trainer/config/((?!.*_generated_|eval)[\w/]+)\.yaml")
 MODEL = "actor_rollout_ref.model.path"
 FSDP = "dp"  # model_engine's own name for it
 # The names valid for a key: files, and a pattern whose matches contain all of them.

@@ -19,6 +19,11 @@ from pytest_gkd.job.overrides import Override
 from pytest_gkd.job.releases import Release
 
 OWN_CONFIG = "ppo_trainer"
+SFT_CONFIG = "sft_trainer_engine"
+# trainer/sft_trainer.py and sft_trainer_ray.py, of verl 0.8 and later
+SFT = re.compile(
+    r"(?:verl\.trainer\.|(?:.*/)?verl/trainer/)sft_trainer(?P<ray>_ray)?(?:\.py)?"
+)
 ENGINE = ("model_engine", "model_engine")
 # recipe/gkd/main_gkd.py: @hydra.main(config_path="config", ...)
 RECIPE = re.compile(r"(?:.*[./])?main_gkd(?:\.py)?")
@@ -101,6 +106,7 @@ def _name(launch: Launch, line: CommandLine, files: _Files) -> tuple[str, str]:
         files.places.append(launch.document.parent)
         return launch.document.stem, ""
     is_recipe = bool(RECIPE.fullmatch(launch.program))
+    own = SFT_CONFIG if SFT.fullmatch(launch.program) else OWN_CONFIG
     script = Path(launch.command.file).absolute()
     parents = [*script.parents[:6], Path.cwd()]
     given: dict[str, str] = {}
@@ -115,7 +121,7 @@ def _name(launch: Launch, line: CommandLine, files: _Files) -> tuple[str, str]:
                 f"the {what} cannot be determined: {', '.join(sorted(one.needs))}",
             )
         given[option] = str(one.value)
-    name = given.get("config_name", RECIPES_CONFIG if is_recipe else OWN_CONFIG)
+    name = given.get("config_name", RECIPES_CONFIG if is_recipe else own)
     name = name.removesuffix(".yaml").removesuffix(".yml")
     path = given.get("config_path", "config").removeprefix("file://")
     if is_recipe:
@@ -150,6 +156,13 @@ def _choices(
             value = None if override.sign == "~" else override.value
             choices[found["group"], package] = value
     return choices, added
+
+
+def settings(said: list[Override], release: Release) -> list[Override]:
+    """The overrides that set values, and choose no file."""
+    groups = {path.rpartition("/")[0] for path in release.schema.get("configs", {})}
+    chosen = list(group_choices(said, groups))
+    return [one for one in said if one not in chosen]
 
 
 def group_choices(said: list[Override], groups: set[str]) -> Iterator[Override]:

@@ -21,6 +21,7 @@ from pytest_gkd.job.training_memory import Trainer
 
 # The dtype of the trainer's weights, by verl's names.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+FSDP = ("fsdp", "fsdp2")
 Values = Mapping[str, Any]
 
 
@@ -113,9 +114,21 @@ def job(values: Values, student: Model, teacher: Model | None, room: int | None)
     )
 
 
+def sft_job(values: Values, student: Model, _: Model | None, room: int | None) -> Job:
+    """The same of verl's SFT programs, which have a trainer alone."""
+    length, gpus, batch = number(
+        values, "max_length", "trainer_gpus", "train_batch_size"
+    )
+    rows = batch * (values.get("context_parallel_size") or 1) / gpus
+    # The temperature is 1: only 0.9.0 makes a copy of the logits all the same.
+    loss = "logprob" if values.get("release") == "0.9.0" else "logprob-once"
+    return Job(_fsdp(values, student, length, rows, gpus, loss), memory=room)
+
+
 def _fsdp(
-    values: Values, student: Model, length: int, rows: float, gpus: int
+    values: Values, student: Model, length: int, rows: float, gpus: int, own: str = ""
 ) -> Trainer:
+    """``own`` is the loss of a program that has but one."""
     context = values.get("context_parallel_size") or 1
     if values.get("use_dynamic_bsz"):
         budget = number(values, "max_tokens_per_gpu")[0] * context
@@ -134,6 +147,10 @@ def _fsdp(
     is_trained_by = "logprob" if values.get("loss_policy_gradient") else "topk"
     loss = is_trained_by if uses_topk and values.get("teacher_gpus") else "logprob"
     shards = values.get("fsdp_size") or 0
+    # workers/engine/fsdp, _gradient_sync_context: not in 0.8.0, always in 0.9.0
+    defers = values.get("defers_sync")
+    if defers is None:
+        defers = values.get("release") not in (None, "0.8.0")
     return Trainer(
         student,
         gpus=gpus,
@@ -146,7 +163,7 @@ def _fsdp(
         recompute=values.get("recompute") is not False,
         tokens=tokens,
         micro_batches=1 + several,
-        keeps=values.get("release") not in (None, "0.8.0"),
-        loss="fused" if values.get("fused_kernels") else loss,
+        keeps=bool(defers),
+        loss="fused" if values.get("fused_kernels") else own or loss,
         lora_rank=values.get("lora_rank") or 0,
     )

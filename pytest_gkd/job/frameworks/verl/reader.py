@@ -15,6 +15,7 @@ from pytest_gkd.job.frameworks.verl import choices as verl_choices
 from pytest_gkd.job.frameworks.verl import config as verl_config
 from pytest_gkd.job.frameworks.verl import plan as verl_plan
 from pytest_gkd.job.frameworks.verl import rules as verl_rules
+from pytest_gkd.job.frameworks.verl import sft as verl_sft
 from pytest_gkd.job.hydra_options import CommandLine
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.omegaconf import flat
@@ -25,7 +26,8 @@ from pytest_gkd.options import near
 
 PROGRAM = re.compile(
     r"verl\.trainer\.main_ppo\w*|(?:.*/)?verl/trainer/main_ppo\w*\.py"
-    rf"|{verl_config.RECIPE.pattern}"
+    rf"|{verl_config.RECIPE.pattern}|{verl_config.SFT.pattern}"
+    rf"|{verl_sft.OLD_PROGRAM.pattern}"
 )
 DEFAULT_ENGINE = "dp"
 # trainer/config/algorithm.py, RolloutCorrectionConfig: lower and upper bound, as in
@@ -54,43 +56,63 @@ def is_own(keys: AbstractSet[str]) -> bool:
     """Whether a configuration file is one of verl's."""
     tops = {key.partition(".")[0] for key in keys}
     builds_on_it = "defaults" in keys and "algorithm" in tops and "policy" not in tops
-    return "actor_rollout_ref" in tops or builds_on_it
+    return "actor_rollout_ref" in tops or builds_on_it or verl_sft.is_own(keys)
 
 
 def read(launch: Launch, release: Release) -> Reading:
     """The values of a start of verl, and the keys that the release does not have."""
     line = hydra_options.read(launch.arguments)
-    config = _configuration(launch, line, release)
+    if verl_sft.is_old(launch):
+        return _old_sft(launch, line, release)
+    is_sft = verl_sft.is_sft(launch)
+    config = _configuration(launch, line, release, is_sft=is_sft)
     known = config.defaults | {one.key: one.value for one in config.given}
     said = list(_spread(line.overrides, known))
-    job = Job(config.defaults, [*config.given, *said])
     findings = [*line.findings, *config.findings]
     if verl_config.RECIPE.fullmatch(launch.program) and release.is_at_least("0.8.0"):
-        word = launch.command.words[0]
-        findings.append(
-            Finding(CONFLICT, "error", OLD_RECIPE, word.file, word.line, "")
-        )
+        findings.append(_refused(launch, OLD_RECIPE))
+    settings = verl_config.settings(said, release)
     if not config.problem:
-        findings += _unknown(said, known, release)
+        keys = settings if is_sft else said
+        findings += _unknown(keys, known, release, is_sft=is_sft)
+    every = [*config.given, *settings]
+    job = Job(config.defaults, every)
+    if is_sft:
+        told = {one.key for one in every} if launch.document is not None else ()
+        launched = verl_sft.processes(launch, release)
+        launched = [one for one in launched if one.key not in told]
+        job = verl_sft.of(config, every, launched)
     if not (config.problem or config.is_alone):
-        every = [*config.given, *said]
         broken = verl_rules.broken(job)
+        if is_sft:
+            broken = verl_sft.broken(job, every, launch)
         if launch.document is not None:  # its command line may add what it lacks
             broken = (one for one in broken if one.cause != verl_rules.MISSING)
         findings += [
-            *_unknown(_as_added(config.given), config.defaults, release),
-            *_types(every, config.defaults),
+            *_unknown(_as_added(config.given), config.defaults, release, is_sft=is_sft),
+            *_types(every, config.defaults, is_sft=is_sft),
             *verl_choices.judged(every, job, release),
             *broken,
         ]
-    return Reading(
-        said,
-        _values(job),
-        findings,
-        config.problem,
-        _pools(job),
-        verl_plan.recipe(job),
-    )
+    if is_sft:
+        own = verl_sft.values(job), verl_sft.pools(job, launch), verl_sft.recipe(job)
+    else:
+        own = _values(job), _pools(job), verl_plan.recipe(job)
+    values, pools, recipe = own
+    return Reading(said, values, findings, config.problem, pools, recipe)
+
+
+def _old_sft(launch: Launch, line: CommandLine, release: Release) -> Reading:
+    """The SFT program that no recorded release has."""
+    launched = verl_sft.processes(launch, release)
+    values = verl_sft.old_values(line.overrides, launched)
+    return Reading(line.overrides, values, [_refused(launch, verl_sft.OLD)])
+
+
+def _refused(launch: Launch, text: str) -> Finding:
+    """What is wrong with the program itself."""
+    word = launch.command.words[0]
+    return Finding(CONFLICT, "error", text, word.file, word.line, "")
 
 
 def _as_added(given: Iterable[Override]) -> list[Override]:
@@ -99,9 +121,11 @@ def _as_added(given: Iterable[Override]) -> list[Override]:
 
 
 def _configuration(
-    launch: Launch, line: CommandLine, release: Release
+    launch: Launch, line: CommandLine, release: Release, *, is_sft: bool
 ) -> verl_config.Composed:
     """What Hydra composes: the record if only the engine differs, else its files."""
+    if is_sft:
+        return verl_config.composed(launch, line, release, {})
     chosen = [one for one in line.overrides if one.key == "model_engine"]
     engine = str(chosen[-1].value) if chosen else DEFAULT_ENGINE
     if chosen and chosen[-1].needs:
@@ -233,8 +257,11 @@ def _product(job: Job, nodes: str, gpus: str) -> Given:
     )
 
 
-def _types(said: Sequence[Override], defaults: Mapping[str, Any]) -> Iterator[Finding]:
+def _types(
+    said: Sequence[Override], defaults: Mapping[str, Any], *, is_sft: bool
+) -> Iterator[Finding]:
     """Values that are not numbers, or not true or false, though the default is."""
+    texts = {*NUMBERS_OR_TEXTS, *(verl_sft.FREQUENCIES if is_sft else ())}
     for override in said:
         key, value, word = override.key, override.value, override.word
         default = defaults.get(key)
@@ -248,7 +275,7 @@ def _types(said: Sequence[Override], defaults: Mapping[str, Any]) -> Iterator[Fi
         elif isinstance(default, int) and abs(default) > 1:
             fits = isinstance(value, int | float) and value == int(value)
             kind = "an integer"
-        elif key in NUMBERS_OR_TEXTS:
+        elif key in texts:
             continue
         elif isinstance(default, int):
             # 0 and 1 are also defaults of fractions (temperature, top_p).
@@ -265,7 +292,11 @@ def _types(said: Sequence[Override], defaults: Mapping[str, Any]) -> Iterator[Fi
 
 
 def _unknown(
-    said: Sequence[Override], defaults: Mapping[str, Any], release: Release
+    said: Sequence[Override],
+    defaults: Mapping[str, Any],
+    release: Release,
+    *,
+    is_sft: bool,
 ) -> Iterator[Finding]:
     """Keys that the release's configuration does not have.
 
@@ -320,7 +351,7 @@ def _unknown(
                 f"verl {release} has no key {key}; it is added, and nothing in "
                 f"verl reads it. Did you mean {close[0]}?"
             )
-        elif file := _not_generated(key, release):
+        elif not is_sft and (file := _not_generated(key, release)):
             message = (
                 f"{key} is in {file}, and not in the tree that is generated from it "
                 "(scripts/generate_trainer_config.sh): it is not judged"
@@ -332,7 +363,13 @@ def _unknown(
         else:
             looked += 1
             message = f"verl {release} has no key {key}"
-            message += _hint(key, defaults, release) if looked <= MOST_NEAR else "."
+            if looked > MOST_NEAR:
+                message += "."
+            elif is_sft:
+                other = verl_sft.other_group(key, release)
+                message += other or _near(key, tuple(defaults))
+            else:
+                message += _hint(key, defaults, release)
         yield Finding(UNKNOWN, level, message, word.file, word.line, key)
 
 

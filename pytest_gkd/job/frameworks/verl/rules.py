@@ -6,7 +6,7 @@ second trainer (trainer/ppo/v1, its default), which pads batches that do not div
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pytest_gkd.job import model_files
@@ -27,12 +27,11 @@ UNGIVEN = "???"  # OmegaConf's mark of a value that must be given
 
 
 def broken(job: Job) -> Iterator[Finding]:
-    """The rules that a job breaks, each checked only if what it needs is certain."""
-    for rule in RULES:
-        yield from rule(_Sizes(job))
+    """The rules of main_ppo that a job breaks."""
+    return judged(RULES, job)
 
 
-class _Sizes:
+class Sizes:
     """The values of a job by their keys."""
 
     def __init__(self, job: Job) -> None:
@@ -46,7 +45,7 @@ class _Sizes:
         """A value; Unsure if it cannot be determined or is not in this release."""
         given = self._read[key] = self._job.find(key)
         if given.needs:
-            raise _UnsureError
+            raise UnsureError
         return given.value
 
     def is_given(self, key: str) -> bool:
@@ -65,7 +64,7 @@ class _Sizes:
         """Values that are integers; Unsure if one is not."""
         values = [self(key) for key in keys]
         if not all(type(value) is int for value in values):
-            raise _UnsureError
+            raise UnsureError
         return values
 
     def fault(
@@ -79,28 +78,29 @@ class _Sizes:
         return Finding(cause, level, message, file, line, key)
 
 
-class _UnsureError(Exception):
+class UnsureError(Exception):
     """A value that a rule needs cannot be determined."""
 
 
-Rule = Callable[[_Sizes], Iterator[Finding]]
+Rule = Callable[[Sizes], Iterator[Finding]]
 RULES: list[Rule] = []
 
 
-def _rule(body: Rule) -> Rule:
-    """A rule that says nothing if it cannot be sure."""
-
-    def judged(sizes: _Sizes) -> Iterator[Finding]:
+def judged(rules: Iterable[Rule], job: Job) -> Iterator[Finding]:
+    """What the rules say of a job, each only if what it needs is certain."""
+    for rule in rules:
         try:
-            yield from list(body(sizes))
-        except _UnsureError:
-            return
-
-    RULES.append(judged)
-    return judged
+            yield from list(rule(Sizes(job)))
+        except UnsureError:
+            continue
 
 
-def _data_parallel(sizes: _Sizes) -> tuple[int, int]:
+def _rule(body: Rule) -> Rule:
+    RULES.append(body)
+    return body
+
+
+def _data_parallel(sizes: Sizes) -> tuple[int, int]:
     """The trainer's GPUs, and the number of parts they split a batch into.
 
     FSDP's get_data_parallel_size is the world size divided by Ulysses'
@@ -116,14 +116,14 @@ def _data_parallel(sizes: _Sizes) -> tuple[int, int]:
         tensor, pipeline, context = sizes.whole(*keys)
         split = tensor * pipeline * context
     else:
-        raise _UnsureError
+        raise UnsureError
     if split <= 0:
-        raise _UnsureError
+        raise UnsureError
     return nodes * per_node, split
 
 
 @_rule
-def _world(sizes: _Sizes) -> Iterator[Finding]:
+def _world(sizes: Sizes) -> Iterator[Finding]:
     # utils/config.py, validate_config; FSDP: init_device_mesh over (dp, sp).
     gpus, split = _data_parallel(sizes)
     if gpus % split:
@@ -134,7 +134,7 @@ def _world(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _mini_batch(sizes: _Sizes) -> Iterator[Finding]:
+def _mini_batch(sizes: Sizes) -> Iterator[Finding]:
     # workers/engine_workers.py, train_mini_batch: mini_batch_size is the key's value
     # times n.
     gpus, split = _data_parallel(sizes)
@@ -149,7 +149,7 @@ def _mini_batch(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _batch(sizes: _Sizes) -> Iterator[Finding]:
+def _batch(sizes: Sizes) -> Iterator[Finding]:
     # workers/config/actor.py, ActorConfig.validate (only without dynamic batch size);
     # utils/tensordict_utils.py, make_iterator; trainer/ppo/v1/trainer_base.py pads in
     # _balance_batch.
@@ -170,7 +170,7 @@ def _batch(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _agent_workers(sizes: _Sizes) -> Iterator[Finding]:
+def _agent_workers(sizes: Sizes) -> Iterator[Finding]:
     # experimental/agent_loop/agent_loop.py, generate_sequences; protocol.py, chunk.
     if _pads(sizes):
         return
@@ -184,13 +184,13 @@ def _agent_workers(sizes: _Sizes) -> Iterator[Finding]:
         )
 
 
-def _pads(sizes: _Sizes) -> bool:
+def _pads(sizes: Sizes) -> bool:
     """Whether the trainer pads a batch that does not divide."""
     return sizes.has("trainer.use_v1") and bool(sizes("trainer.use_v1"))
 
 
 @_rule
-def _real_batch(sizes: _Sizes) -> Iterator[Finding]:
+def _real_batch(sizes: Sizes) -> Iterator[Finding]:
     # utils/config.py, validate_config.
     gpus, split = _data_parallel(sizes)
     if sizes(f"{ACTOR}.use_dynamic_bsz"):
@@ -207,7 +207,7 @@ def _real_batch(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _micro_batches(sizes: _Sizes) -> Iterator[Finding]:
+def _micro_batches(sizes: Sizes) -> Iterator[Finding]:
     # workers/config/actor.py, __post_init__; utils/config.py, check_mutually_exclusive.
     if sizes(f"{ACTOR}.use_dynamic_bsz"):
         return
@@ -227,7 +227,7 @@ def _micro_batches(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _sequence_parallel(sizes: _Sizes) -> Iterator[Finding]:
+def _sequence_parallel(sizes: Sizes) -> Iterator[Finding]:
     # workers/config/actor.py, FSDPActorConfig.validate.
     key = "actor_rollout_ref.model.use_remove_padding"
     (split,) = sizes.whole(f"{ACTOR}.ulysses_sequence_parallel_size")
@@ -236,7 +236,7 @@ def _sequence_parallel(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _rollout(sizes: _Sizes) -> Iterator[Finding]:
+def _rollout(sizes: Sizes) -> Iterator[Finding]:
     # workers/config/rollout.py, __post_init__; workers/engine_workers.py, init_model.
     if sizes(f"{ROLLOUT}.mode") == "sync":
         yield sizes.fault(f"{ROLLOUT}.mode=sync is gone; verl has only async")
@@ -265,7 +265,7 @@ def _rollout(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _engine(sizes: _Sizes) -> Iterator[Finding]:
+def _engine(sizes: Sizes) -> Iterator[Finding]:
     # trainer/config/rollout/rollout.yaml; vLLM takes a share above 0 and up to 1.
     if sizes(f"{ROLLOUT}.name") == UNGIVEN:
         yield sizes.fault(
@@ -279,7 +279,7 @@ def _engine(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _tokens(sizes: _Sizes) -> Iterator[Finding]:
+def _tokens(sizes: Sizes) -> Iterator[Finding]:
     # utils/seqlen_balancing.py, rearrange_micro_batches: asserted on each batch.
     if not sizes(f"{ACTOR}.use_dynamic_bsz"):
         return
@@ -298,7 +298,7 @@ def _tokens(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _lengths(sizes: _Sizes) -> Iterator[Finding]:
+def _lengths(sizes: Sizes) -> Iterator[Finding]:
     # vllm_async_server.py, generate: max_tokens is cut to what remains of the context.
     keys = ("data.max_prompt_length", "data.max_response_length")
     prompt, response = sizes.whole(*keys)
@@ -317,7 +317,7 @@ def _lengths(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _truncation(sizes: _Sizes) -> Iterator[Finding]:
+def _truncation(sizes: Sizes) -> Iterator[Finding]:
     # utils/dataset/rl_dataset.py keeps data.truncation, which nothing reads; it is
     # experimental/agent_loop/agent_loop.py, apply_chat_template, that cuts.
     if sizes("data.filter_overlong_prompts"):
@@ -333,7 +333,7 @@ def _truncation(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _resume(sizes: _Sizes) -> Iterator[Finding]:
+def _resume(sizes: Sizes) -> Iterator[Finding]:
     # trainer/ppo/ray_trainer.py, trainer/ppo/v1/trainer_base.py (main_ppo_sync.py in
     # 0.8.0) and experimental/fully_async_policy, _load_checkpoint: all in fit.
     when = "verl finds that out only after all workers have loaded their models"
@@ -374,7 +374,7 @@ def _is_int(text: str) -> bool:
 
 
 @_rule
-def _teacher(sizes: _Sizes) -> Iterator[Finding]:
+def _teacher(sizes: Sizes) -> Iterator[Finding]:
     # workers/config/distillation.py, _resolve_teacher_models, check_configured.
     given = sizes(f"{TEACHER}.model_path")
     if sizes.more_teachers:
@@ -396,7 +396,7 @@ def _teacher(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _teacher_gpus(sizes: _Sizes) -> Iterator[Finding]:
+def _teacher_gpus(sizes: Sizes) -> Iterator[Finding]:
     # trainer/main_ppo*.py (pool); workers/config/distillation.py, __post_init__.
     if not sizes.has_one_teacher():
         return
@@ -421,7 +421,7 @@ def _teacher_gpus(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _teacher_length(sizes: _Sizes) -> Iterator[Finding]:
+def _teacher_length(sizes: Sizes) -> Iterator[Finding]:
     # workers/config/distillation.py, validate_and_prepare_for_distillation.
     if not sizes.has_one_teacher():
         return
@@ -436,7 +436,7 @@ def _teacher_length(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _loss(sizes: _Sizes) -> Iterator[Finding]:
+def _loss(sizes: Sizes) -> Iterator[Finding]:
     # workers/config/distillation.py, DistillationLossConfig.__post_init__.
     if not sizes("distillation.enabled"):
         return
@@ -456,7 +456,7 @@ def _loss(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _log_probabilities(sizes: _Sizes) -> Iterator[Finding]:
+def _log_probabilities(sizes: Sizes) -> Iterator[Finding]:
     # workers/config/distillation.py, _validate_topk_logprobs; SGLang has no such bound.
     if not sizes.has_one_teacher():
         return
@@ -484,7 +484,7 @@ def _log_probabilities(sizes: _Sizes) -> Iterator[Finding]:
 
 
 @_rule
-def _tokenizers(sizes: _Sizes) -> Iterator[Finding]:
+def _tokenizers(sizes: Sizes) -> Iterator[Finding]:
     # The teacher scores the student's token ids, and its top-k ids are looked up in the
     # student's logits (trainer/distillation/losses.py); nothing compares the two.
     if not sizes.has_one_teacher():
