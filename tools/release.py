@@ -208,11 +208,10 @@ class Checklist:
 
     def _stages(self) -> str:
         version = (self.asked.python or PYTHONS)[0]
-        home = self.place / "stages"
-        command(find_python(version), "-m", "venv", home)
-        lock = self._unpacked("lock") / "requirements/cpu.lock"
-        pip(home, "--no-deps", "-r", lock)
-        pip(home, "--no-deps", self._wheel)
+        source = self._unpacked("stages")
+        command("make", f"PYTHON={find_python(version)}", ".venv/.ready", cwd=source)
+        home = source / ".venv"
+        pip(home, "--no-deps", "--force-reinstall", self._wheel)
         work = self.place / "work"
         work.mkdir()
         said = command(home / "bin/pytest", "--gkd-stages", cwd=work)
