@@ -22,7 +22,7 @@ from pytest_gkd.job.findings import CheckError
 from pytest_gkd.options import near
 from pytest_gkd.processes import gpus, host_summary, stale_runs
 from pytest_gkd.report import compare, explain, history, render
-from pytest_gkd.report.record import DIRECTORY
+from pytest_gkd.report.record import DIRECTORY, PAGE
 from pytest_gkd.watch import arguments as watch_arguments
 from pytest_gkd.watch.arguments import WatchError
 
@@ -543,7 +543,9 @@ def _report(asked: argparse.Namespace) -> int:
         from pytest_gkd.report import page
 
         folder = asked.report if asked.report.is_dir() else asked.report.parent
-        _say(f"{page.write(folder)}")
+        report = compare.read(folder)
+        page.write(report, folder.resolve(), compare.kept(folder))
+        _say(str(folder / PAGE))
         return 0
     after = compare.read(asked.report)
     if asked.before:

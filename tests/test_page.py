@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -73,11 +74,48 @@ def test_a_run_is_shown_with_its_times_its_stacks_and_its_numbers(
     assert bars == ["passed", "timeout"]
     stacks = text.partition("<details><summary>.gkd/last/stacks/lock/")[2]
     assert "test_lock" in stacks.partition("</details>")[0]
-    # The next run moves it away with the rest of the report.
+    # The next run moves it away with the rest of the report, and has its own.
     Run(stuck, "--gkd-stages=fine", "test_probe.py")
-    assert not path.exists()
     (kept,) = (stuck / ".gkd/runs").glob("*/report.html")
     assert kept.read_text("utf-8") == text
+    assert "1 of 1 stages passed" in path.read_text("utf-8")
+
+
+FINE = "import pytest\n@pytest.mark.gkd_stage('fine')\ndef test_fine(): pass\n"
+
+
+@pytest.mark.parametrize("workers", ["1", "0"])
+def test_every_run_makes_it_and_names_it_last(tmp_path: Path, workers: str) -> None:
+    (tmp_path / "test_probe.py").write_text(FINE)
+    run = Run(tmp_path, "--gkd-stages=fine", f"-n{workers}", "test_probe.py")
+    path = tmp_path / ".gkd/last/report.html"
+    made = path.read_text("utf-8")
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert run.out.splitlines()[-2] == "gkd: report in .gkd/last/report.html"
+    # It is the page that the command makes of the report.
+    assert main(["report", "--html", str(path.parent)]) == 0
+    assert path.read_text("utf-8") == made
+
+
+@pytest.mark.parametrize(
+    ("template", "told"),
+    [
+        ("raise ImportError('no template here')", "no template here"),
+        ("import time; time.sleep(600)", "reading the template took over 5 s"),
+    ],
+)
+def test_a_run_ends_as_it_would_without_a_page(
+    tmp_path: Path, template: str, told: str
+) -> None:
+    (tmp_path / "test_probe.py").write_text(FINE)
+    (tmp_path / "jinja2.py").write_text(template)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    run = Run(tmp_path, "--gkd-stages=fine", "-n1", "test_probe.py", env=environ)
+    assert (run.code, run.outcomes()) == (0, {"fine": "passed"}), run.text
+    (note,) = run.report["notes"]
+    assert note.startswith("there is no report.html of this run: ")
+    assert told in note
+    assert run.out.splitlines()[-2] == "gkd: report in .gkd/last/report.json"
 
 
 def test_the_first_thing_to_do_is_the_likeliest_fix_of_the_first_failure() -> None:
@@ -166,15 +204,16 @@ def test_a_page_of_somebody_elses_is_left_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """As pytest-html writes one, for example, into a report's directory."""
-    probe = "import pytest\n@pytest.mark.gkd_stage('fine')\ndef test_fine(): pass\n"
-    (tmp_path / "test_probe.py").write_text(probe)
+    (tmp_path / "test_probe.py").write_text(FINE)
     Run(tmp_path, "--gkd-stages=fine", "test_probe.py")
     folder = tmp_path / ".gkd/last"
     theirs = folder / "report.html"
+    theirs.unlink()
     theirs.write_text("<html>theirs</html>")
     assert main(["report", "--html", str(folder)]) == 2
     assert "was not made by pytest-gkd" in capsys.readouterr().err
-    Run(tmp_path, "--gkd-stages=fine", "test_probe.py")
+    run = Run(tmp_path, "--gkd-stages=fine", "test_probe.py")
+    assert run.shows("*there is no report.html of this run: *was not made by*")
     assert theirs.read_text() == "<html>theirs</html>"
     (kept,) = (tmp_path / ".gkd/runs").iterdir()
     assert not (kept / "report.html").exists()

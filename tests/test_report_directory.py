@@ -405,7 +405,7 @@ def test_what_a_stage_puts_in_the_place_of_its_report_is_left_alone(
     assert "2 failed" in done.stdout
     assert "could not be" in done.stdout  # written, or kept
     is_there = "os.rename" not in swap
-    assert ("gkd: report in .gkd/last/report.json" in done.stdout) == is_there
+    assert ("gkd: report in .gkd/last/report.html" in done.stdout) == is_there
     if (job / "last").is_dir():
         (job / "last").rmdir()  # the swap's own, and empty
     assert everything(job) == before

@@ -278,7 +278,7 @@ def pytest_runtest_logreport(report):
     said = "conftest.py:6 (pytest_runtest_logreport) raised an error in pytest's own"
     assert run.report["notes"][0].startswith(said)
     assert run.shows(f"gkd: {said} *JSONDecodeError: Expecting value: *")
-    assert run.shows("gkd: report in .gkd/last/report.json")
+    assert run.shows("gkd: report in .gkd/last/report.html")
     if workers == "-n2":
         assert run.outcomes()["reported"] == "passed"
         works = run.stage("works")

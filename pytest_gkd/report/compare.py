@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,9 @@ class Comparison:
         }
 
 
-def read(path: Path) -> Report:
-    """The report in a directory, or of that name. Raises ReportError."""
+def read(path: Path, *, checked: bool = True) -> Report:
+    """The report in a directory, or of that name, held against the schema if it is to
+    be ``checked``. Raises ReportError."""
     file = path / REPORT if path.is_dir() else path
     name = sanitize.line(str(path))
     try:
@@ -110,7 +112,7 @@ def read(path: Path) -> Report:
     schema = found.get("schema") if isinstance(found, dict) else None
     if isinstance(schema, int) and schema != SCHEMA:
         raise ReportError(f"{name}: has schema {schema}; this release reads {SCHEMA}")
-    if wrong := _wrong(found):
+    if checked and (wrong := _wrong(found)):
         told = sanitize.line(wrong)[:LINE_CHARS]
         raise ReportError(f"{name}: not a report of pytest --gkd-stages: {told}")
     return Report(name, sanitize.data(found))
@@ -130,17 +132,24 @@ def _wrong(found: Any) -> str:
 def kept(path: Path) -> list[Report]:
     """The earlier runs that are kept beside a report, the latest first."""
     folder = path if path.is_dir() else path.parent
-    here = read(path).data.get("started")
-    found: dict[str, Report] = {}
-    for place in KEPT:
-        for one in (folder / place).glob(f"*/{REPORT}"):
-            try:
-                report = read(one.parent)
-            except ReportError:
-                continue  # one that was cut off: the others serve
-            if report.data.get("started") != here:
-                found[str(one.parent.resolve())] = report
-    return [found[name] for name in sorted(found, reverse=True)]
+    return list(earlier(folder, str(read(path).data.get("started"))))
+
+
+def earlier(folder: Path, started: str, *, checked: bool = True) -> Iterator[Report]:
+    """The same of the report in ``folder``, of a run that ``started`` then, as read.
+
+    Unless they are ``checked``, only those should be asked for that nobody else can
+    have written to.
+    """
+    places = ((folder / place).glob(f"*/{REPORT}") for place in KEPT)
+    found = {str(one.parent.resolve()): one.parent for one in chain(*places)}
+    for name in sorted(found, reverse=True):
+        try:
+            report = read(found[name], checked=checked)
+        except ReportError:
+            continue  # one that was cut off: the others serve
+        if report.data.get("started") != started:
+            yield report
 
 
 def compare(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
 from pytest_gkd.files import write_whole
@@ -15,6 +16,9 @@ from pytest_gkd.report import compare
 from pytest_gkd.report.compare import Report
 from pytest_gkd.report.record import FAILED, PAGE, PAGE_HEAD, PAGE_SIGN, PASSED, TIMEOUT
 from pytest_gkd.report.render import budget, seconds
+
+if TYPE_CHECKING:
+    import jinja2
 
 TEMPLATE = "page.html.jinja"
 # What the page takes in of files with stacks and output, from their ends, so that it
@@ -26,11 +30,17 @@ VALUE_CHARS = 500
 CHANGES = 20
 
 
-def html(report: Report, folder: Path, before: Sequence[Report] = ()) -> str:
+def html(report: Report, folder: Path, before: Iterable[Report] = ()) -> str:
     """The page of a report, whose files lie in ``folder``.
 
     ``before`` are earlier runs, the latest first; the last one that passed is compared.
     """
+    return template().render(page=_page(report, folder, before))
+
+
+@functools.cache
+def template() -> jinja2.Template:
+    """The page's template, compiled, which takes most of the time of a page."""
     # Imported only here: nothing else needs it.
     import jinja2
 
@@ -41,25 +51,25 @@ def html(report: Report, folder: Path, before: Sequence[Report] = ()) -> str:
         undefined=jinja2.StrictUndefined,
     )
     text = resources.files(__package__).joinpath(TEMPLATE).read_text("utf-8")
-    return environment.from_string(text).render(page=_page(report, folder, before))
+    return environment.from_string(text)
 
 
-def write(folder: Path) -> Path:
-    """Write the page of the report in ``folder`` beside it; returns its path.
+def write(report: Report, folder: Path, before: Iterable[Report]) -> Path:
+    """Write the page of a report (see ``html``) into its ``folder``, which is absolute
+    and without links; returns its path.
 
-    Raises compare.ReportError if there is no report, or if what has the page's name is
-    not ours, and OSError if it cannot be written.
+    Raises compare.ReportError if what has the page's name is not ours, and OSError if
+    it cannot be written.
     """
-    report = compare.read(folder)
-    path = folder.resolve() / PAGE
+    path = folder / PAGE
     for file in (path, path.with_name(f"{PAGE}.part")):
         if os.path.lexists(file) and not _is_ours(file):
             raise compare.ReportError(
                 f"{sanitize.line(str(file))} was not made by pytest-gkd and is left as "
                 "it is: move it elsewhere"
             )
-    write_whole(path, html(report, folder, compare.kept(folder)))
-    return folder / PAGE
+    write_whole(path, html(report, folder, before))
+    return path
 
 
 def _is_ours(file: Path) -> bool:
@@ -69,7 +79,7 @@ def _is_ours(file: Path) -> bool:
         return PAGE_SIGN in opened.read(PAGE_HEAD)
 
 
-def _page(report: Report, folder: Path, before: Sequence[Report]) -> dict[str, Any]:
+def _page(report: Report, folder: Path, before: Iterable[Report]) -> dict[str, Any]:
     data = report.data
     stages = list(report.stages.values())
     failed = [one for one in stages if one.get("outcome") in (FAILED, TIMEOUT)]
@@ -230,7 +240,7 @@ def _losses(report: Report) -> Iterator[str]:
                 yield f"{facts[name]:.3f} nats"
 
 
-def _changed(report: Report, before: Sequence[Report]) -> dict[str, Any]:
+def _changed(report: Report, before: Iterable[Report]) -> dict[str, Any]:
     """What changed since the last run in which every stage passed."""
     for run in before:
         outcomes = {stage.get("outcome") for stage in run.stages.values()}

@@ -13,7 +13,7 @@ from _pytest.terminal import TerminalReporter
 from pytest_gkd import sanitize
 from pytest_gkd.processes import oom, prctl
 from pytest_gkd.report import history, render, step_summary
-from pytest_gkd.report.record import FAILED, SKIPPED, TIMEOUT
+from pytest_gkd.report.record import FAILED, PAGE, SKIPPED, TIMEOUT
 from pytest_gkd.report.terminal import Console
 from pytest_gkd.run.interrupts import Interrupts
 from pytest_gkd.run.nodes import Nodes
@@ -56,7 +56,9 @@ class StageController:
                 f"{type(error).__name__}: {sanitize.line(str(error))}"
             ) from error
         self._nodes.starts = False
-        if not self._run.workers:
+        if self._run.workers:
+            self._run.page.begin()  # while they start
+        else:
             self._run.spare_plugins()
             self._run.home.hand_on_mark(of_run=True)
 
@@ -236,6 +238,10 @@ class StageController:
         run.teller.write()
         if not run.workers:
             run.teller.stop()
+        if run.record.stages and run.teller.could_write:
+            problem = run.page.write(run.record)
+            if problem:
+                run.recorder.note(f"there is no {PAGE} of this run: {problem}")
 
     def _remember(self) -> None:
         """Add the run to the history, unless nothing ran."""
@@ -297,6 +303,8 @@ class StageController:
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:
         report = self._run.shown_report if self._run.teller.could_write else ""
+        if self._run.page.path is not None:
+            report = self._run.findings.relative(self._run.page.path)
         for line in render.summary(self._run.record, report):
             terminalreporter.write_line(line)
         if os.environ.get("GITHUB_ACTIONS") == "true":

@@ -26,6 +26,7 @@ from pytest_gkd.run.events import EventPaths, EventReader, EventWriter, MemoryFi
 from pytest_gkd.run.findings import Findings
 from pytest_gkd.run.guardian_watch import GuardianWatch
 from pytest_gkd.run.recorder import Recorder
+from pytest_gkd.run.report_page import ReportPage
 from pytest_gkd.run.selection import Request
 from pytest_gkd.run.shutdown import Shutdown
 from pytest_gkd.run.watchdog import Overrun, Watchdog
@@ -61,6 +62,7 @@ class RunParts:
         self.home = home
         self.report = report
         self.report_file = report.path / REPORT
+        self.page = ReportPage(report.path)
         self.armed = home.path / "armed"
         self.workers = made.workers
         self.notes = list(made.notes)
