@@ -327,6 +327,15 @@ def _parser() -> _Parser:
 
     watch_arguments.add(commands).set_defaults(run=_watch)
 
+    command = commands.add_parser(
+        "completion",
+        help="print what bash, zsh or fish needs to complete gkd's arguments",
+        description="A script with subcommands, options, causes and files; it calls "
+        "gkd no more.",
+    )
+    command.add_argument("shell", choices=("bash", "zsh", "fish"))
+    command.set_defaults(run=_completion)
+
     command = commands.add_parser("rules", help="check advice files of your own")
     actions = command.add_subparsers(metavar="ACTION", required=True)
     check = actions.add_parser("check", help="say what is wrong with a rule, and where")
@@ -613,6 +622,15 @@ def _watch(asked: argparse.Namespace) -> int:
     from pytest_gkd.watch import watch_job
 
     return watch_job.run(watch_arguments.checked(asked, asked.command))
+
+
+def _completion(asked: argparse.Namespace) -> int:
+    # Imported only here: it is made by a package of its own.
+    from pytest_gkd import completion
+
+    causes = rules.load(own_rules.installed())
+    sys.stdout.write(completion.script(_parser(), asked.shell, causes))
+    return 0
 
 
 def _check(asked: argparse.Namespace) -> int:

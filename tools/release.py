@@ -176,7 +176,7 @@ class Checklist:
             command(home / "bin/python", "-m", "pip", "check")
             gkd = home / "bin/gkd"
             said = command(gkd, "--version", cwd=self.place).strip()
-            for words in (["--help"], ["faults"], ["env"]):
+            for words in (["--help"], ["faults"], ["env"], ["completion", "zsh"]):
                 command(gkd, *words, cwd=self.place)
             causes = command(gkd, "explain", "--list", cwd=self.place)
             found = command(home / "bin/pytest", "--help", cwd=self.place)
