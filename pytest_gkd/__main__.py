@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from pytest_gkd import __version__, fault_specs, sanitize
+from pytest_gkd import __version__, fault_specs, help_pages, sanitize
 from pytest_gkd.diagnosis import catalogue as rules
 from pytest_gkd.diagnosis import log_file, logs, own_rules, proofreading
 from pytest_gkd.diagnosis.silence import NowError
@@ -69,6 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **given: Any) -> None:
+        super().__init__(formatter_class=help_pages.Formatter, **given)
+
     def error(self, message: str) -> NoReturn:
         super().error(sanitize.text(message))
 
@@ -78,16 +81,28 @@ def _parser() -> _Parser:
         prog="gkd",
         description="Name what broke a distillation or RL post-training run, from its "
         "logs, and what to do about it. The stages are run by pytest --gkd-stages.",
+        epilog="Each command tells of its options, exit statuses and examples: gkd "
+        "COMMAND --help.\n\nsee also: pytest --help (the options --gkd-...), README.md",
     )
     parser.add_argument("--version", action="version", version=f"gkd {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
-    command = commands.add_parser(
+    command = help_pages.command(
+        commands,
         "diagnose",
-        help="name the root cause of a failed or stuck run from its logs",
-        epilog="Exit status: 0 healthy, running or interrupted from outside, 1 a cause "
-        "or a hang was found, 2 a log could not be read (even if others could) or a "
-        "usage error, 3 unknown.",
+        "name the root cause of a failed or stuck run from its logs",
+        exits={
+            0: "the run is healthy, at work, or was interrupted from outside",
+            1: "a cause or a hang was found",
+            2: "a log could not be read (even if others could), or usage error",
+            3: "unknown",
+        },
+        examples=(
+            "gkd diagnose train.log",
+            "gkd diagnose logs/ --plot",
+            "kubectl logs job/train | gkd diagnose - --format=json",
+        ),
+        see="gkd explain, gkd watch, docs/diagnose.md",
     )
     command.add_argument(
         "logs",
@@ -111,7 +126,17 @@ def _parser() -> _Parser:
     _add_common(command)
     command.set_defaults(run=_diagnose)
 
-    command = commands.add_parser("explain", help="print what is known about a cause")
+    command = help_pages.command(
+        commands,
+        "explain",
+        "print what is known about a cause",
+        exits={0: "printed", 2: "no such cause, or usage error"},
+        examples=(
+            "gkd explain comm.collective-timeout",
+            "gkd explain --list",
+        ),
+        see="gkd diagnose, docs/causes/README.md, docs/own-rules.md",
+    )
     command.add_argument("cause", nargs="?", help="its id, such as comm.peer-died")
     command.add_argument(
         "--list", action="store_true", help="list every cause with its title"
@@ -119,23 +144,37 @@ def _parser() -> _Parser:
     _add_common(command)
     command.set_defaults(run=_explain)
 
-    command = commands.add_parser(
-        "faults", help="list the faults that pytest --gkd-inject=NAME can inject"
+    command = help_pages.command(
+        commands,
+        "faults",
+        "list the faults that pytest --gkd-inject=NAME can inject",
+        exits={0: "printed", 2: "usage error"},
+        examples=(
+            "gkd faults",
+            "pytest --gkd-stages --gkd-inject=weight_sync:dropped-update",
+        ),
+        see="docs/faults.md",
     )
-    command.add_argument("--format", choices=("text", "json"), default="text")
+    _add_format(command)
     command.set_defaults(run=_faults)
 
-    command = commands.add_parser(
+    command = help_pages.command(
+        commands,
         "clean",
-        help="clean up what dead runs of pytest --gkd-stages left behind",
-        description="Processes, shared memory and directories that a run recorded and "
+        "clean up what dead runs of pytest --gkd-stages left behind",
+        "Processes, shared memory and directories that a run recorded and "
         "that have not changed since; runs still in progress are left alone. Shows "
         "what it would do, and does it only with --yes.",
-        epilog="Exit status: 0 nothing of a dead run is left, 1 something is (also "
-        "without --yes), 2 usage error.",
+        exits={
+            0: "nothing of a dead run is left",
+            1: "something is (also without --yes)",
+            2: "usage error",
+        },
+        examples=("gkd clean", "gkd clean --yes"),
+        see='README, "When a run is killed"',
     )
     command.add_argument("--yes", action="store_true", help="do it")
-    command.add_argument("--format", choices=("text", "json"), default="text")
+    _add_format(command)
     command.set_defaults(run=_clean)
 
     command = _add_job(
@@ -143,12 +182,21 @@ def _parser() -> _Parser:
         "check",
         _job,
         ("text", "json"),
-        help="show what a job would start, and what is wrong with it",
-        description="Reads a launch script for bash or a configuration file without "
-        "running any of it: the command that starts the training, the values it "
-        "passes, each with its line, and what the framework's release makes of them.",
-        epilog="Exit status: 0 no errors found, 1 errors found, 2 no job could be "
-        "read, or usage error.",
+        "show what a job would start, and what is wrong with it",
+        "Reads a launch script for bash or a configuration file without running any of "
+        "it: the command that starts the training, the values it passes, each with its "
+        "line, and what the framework's release makes of them.",
+        exits={
+            0: "no errors found",
+            1: "errors found",
+            2: "no job could be read, or usage error",
+        },
+        examples=(
+            "gkd check run.sh",
+            "gkd check run.sh trainer.nnodes=2 --machine=nodes=2,gpus=8",
+            "gkd check distillation.yaml --framework=verl==0.9.0 --format=json",
+        ),
+        see="gkd debug-config, docs/jobs.md, docs/memory.md",
     )
     command.add_argument(
         "--machine",
@@ -162,20 +210,33 @@ def _parser() -> _Parser:
         "debug-config",
         _debug_config,
         ("text", "args", "json"),
-        help="print overrides that reduce a job to its smallest meaningful run",
-        description="One short, eager step of the smallest batch, nothing saved or "
-        "logged, with a reason for each override; parallel sizes, sharding and "
-        "transports stay.",
-        epilog="Exit status: 0, or 2 if no job could be read.",
+        "print overrides that reduce a job to its smallest meaningful run",
+        "One short, eager step of the smallest batch, nothing saved or logged, with a "
+        "reason for each override; parallel sizes, sharding and transports stay.",
+        exits={0: "printed", 2: "no job could be read, or usage error"},
+        examples=(
+            "gkd debug-config run.sh",
+            "gkd debug-config run.sh --format=args",
+        ),
+        see="gkd check, gkd tiny-data, docs/jobs.md",
     )
 
-    command = commands.add_parser(
+    command = help_pages.command(
+        commands,
         "tiny-data",
-        help="write the smallest representative slice of a train file",
-        description="Keeps the shortest, the longest and the typical row, one of each "
+        "write the smallest representative slice of a train file",
+        "Keeps the shortest, the longest and the typical row, one of each "
         "kind (columns that are empty, types, roles), and evenly spaced rows, with the "
         "file's schema. The file itself is only read.",
-        epilog="Exit status: 0, or 2 if it cannot be read or the output exists.",
+        exits={
+            0: "written",
+            2: "the file cannot be read, the output exists, or usage error",
+        },
+        examples=(
+            "gkd tiny-data train.parquet",
+            "gkd tiny-data train.jsonl --rows=8 --output=few.jsonl",
+        ),
+        see="gkd debug-config",
     )
     command.add_argument("file", metavar="FILE", help="parquet, JSON lines, CSV, Arrow")
     command.add_argument(
@@ -184,21 +245,30 @@ def _parser() -> _Parser:
     command.add_argument(
         "--output", metavar="FILE", help="default: NAME.tiny.SUFFIX in this directory"
     )
-    command.add_argument("--format", choices=("text", "json"), default="text")
+    _add_format(command)
     command.set_defaults(run=_tiny_data)
 
-    command = commands.add_parser(
+    command = help_pages.command(
+        commands,
         "warm",
-        help="read a model's files into the page cache, and report how fast that was",
-        description="The next start then reads them from memory. The first call "
+        "read a model's files into the page cache, and report how fast that was",
+        "The next start then reads them from memory. The first call "
         "measures the disk or network, a second one memory.",
+        exits={0: "read", 2: "it cannot be read, or usage error"},
+        examples=("gkd warm /models/student",),
+        see='README, "Your own job"',
     )
     command.add_argument("model", metavar="MODEL", help="a directory or a file")
-    command.add_argument("--format", choices=("text", "json"), default="text")
+    _add_format(command)
     command.set_defaults(run=_warm)
 
-    command = commands.add_parser(
-        "env", help="print what to paste into an issue: system, GPUs, versions"
+    command = help_pages.command(
+        commands,
+        "env",
+        "print what to paste into an issue: system, GPUs, versions",
+        exits={0: "printed", 2: "usage error"},
+        examples=("gkd env", "gkd env --debug > debug.sh"),
+        see="gkd bundle",
     )
     command.add_argument(
         "--debug",
@@ -206,21 +276,31 @@ def _parser() -> _Parser:
         help="print instead the variables that make the next attempt tell more, as "
         "export lines, each true for the installed releases, with its cost",
     )
-    command.add_argument("--format", choices=("text", "json"), default="text")
+    _add_format(command)
     command.set_defaults(run=_env)
 
-    command = commands.add_parser(
+    command = help_pages.command(
+        commands,
         "report",
-        help="compare a run with an earlier one, or with those kept beside it",
-        description="What changed in outcomes, times, measured numbers, versions and "
+        "compare a run with an earlier one, or with those kept beside it",
+        "What changed in outcomes, times, measured numbers, versions and "
         "settings. With one report, times and bandwidth are held against the last "
         f"{compare.LIKE} runs like it (same layout, GPUs, ranks, student and kind of "
         "machine), or against those kept beside it while there are fewer than "
         f"{compare.LEAST_LIKE}.",
-        epilog="Exit status: 0 nothing is worse, 1 a stage no longer passes, or takes "
-        f"{compare.TWICE:g} times as long as in the last like runs or has half the "
-        f"bandwidth ({compare.CHANGED:g} times as long as EARLIER or those kept), 2 "
-        "there is no report to read, or usage error.",
+        exits={
+            0: "nothing is worse",
+            1: f"a stage no longer passes, or takes {compare.TWICE:g} times as long as "
+            "in the last like runs or has half the bandwidth "
+            f"({compare.CHANGED:g} times as long as EARLIER or those kept)",
+            2: "there is no report to read, or usage error",
+        },
+        examples=(
+            "gkd report",
+            "gkd report .gkd/last .gkd/runs/20261126-091500",
+            "gkd report --html",
+        ),
+        see="gkd bundle",
     )
     command.add_argument(
         "report",
@@ -243,20 +323,29 @@ def _parser() -> _Parser:
         help="write report.html beside the report instead: one page with all of it, "
         "compared with the last kept run that passed",
     )
-    command.add_argument("--format", choices=("text", "json"), default="text")
+    _add_format(command)
     command.set_defaults(run=_report)
 
-    command = commands.add_parser(
+    command = help_pages.command(
+        commands,
         "bundle",
-        help="gather in one archive, without secrets, what a helper needs to see",
-        description="The last report, each LOG's beginning, end and error regions, its "
+        "gather in one archive, without secrets, what a helper needs to see",
+        "The last report, each LOG's beginning, end and error regions, its "
         "diagnosis, stacks, flight records, versions, GPUs, Ray, the kernel's lines. "
         "Nothing is sent anywhere. Secrets are redacted, and redacted.txt in the "
         "archive lists where; read it before you hand the archive on. Prints a summary "
         "in Markdown for an issue.",
-        epilog="Exit status: 0 the archive holds all that was named, 1 something named "
-        "is missing (missing.txt in it says why), 2 nothing was written, 130 "
-        "interrupted.",
+        exits={
+            0: "the archive holds all that was named",
+            1: "something named is missing (missing.txt in it says why)",
+            2: "nothing was written",
+            130: "interrupted",
+        },
+        examples=(
+            "gkd bundle train.log run.sh",
+            "gkd bundle --report=.gkd/watch logs/ --anonymous --output=issue.tar.gz",
+        ),
+        see="gkd env, docs/bundle.md",
     )
     command.add_argument(
         "logs",
@@ -298,17 +387,23 @@ def _parser() -> _Parser:
     _add_common(command)
     command.set_defaults(run=_bundle)
 
-    command = commands.add_parser(
+    command = help_pages.command(
+        commands,
         "gpu-report",
-        help="run everything that needs a GPU, and keep the results in a file to share",
-        description="The stages in each layout that fits this machine, once with cold "
+        "run everything that needs a GPU, and keep the results in a file to share",
+        "The stages in each layout that fits this machine, once with cold "
         "and once with warm kernel caches, the other loss, the faults that need a GPU "
         f"and, where it is on PATH, nccl-tests' {gpu_runs.NCCL_TESTS}. Writes a new "
         "file DIR/<gpu>-<vllm>-<torch>.json, without names of hosts and users, paths "
         "and variables.",
-        epilog="Exit status: 0 everything ended as expected, 1 something did not, 2 no "
-        "GPU can be used here or usage error, 130 interrupted; the file has the "
-        "results so far.",
+        exits={
+            0: "everything ended as expected",
+            1: "something did not",
+            2: "no GPU can be used here, or usage error",
+            130: "interrupted; the file has the results so far",
+        },
+        examples=("gkd gpu-report", "gkd gpu-report --only=colocated,split"),
+        see="docs/gpu-results.md",
     )
     command.add_argument(
         "--output",
@@ -327,25 +422,57 @@ def _parser() -> _Parser:
 
     watch_arguments.add(commands).set_defaults(run=_watch)
 
-    command = commands.add_parser(
+    command = help_pages.command(
+        commands,
         "completion",
-        help="print what bash, zsh or fish needs to complete gkd's arguments",
-        description="A script with subcommands, options, causes and files; it calls "
-        "gkd no more.",
+        "print what bash, zsh or fish needs to complete gkd's arguments",
+        "A script with subcommands, options, causes and files; it calls gkd no more.",
+        exits={0: "printed", 2: "usage error"},
+        examples=(
+            "gkd completion bash > ~/.local/share/bash-completion/completions/gkd",
+        ),
+        see='README, "Diagnosing a real run\'s log"',
     )
-    command.add_argument("shell", choices=("bash", "zsh", "fish"))
+    command.add_argument(
+        "shell", choices=("bash", "zsh", "fish"), help="the one you type in"
+    )
     command.set_defaults(run=_completion)
 
-    command = commands.add_parser("rules", help="check advice files of your own")
+    command = help_pages.command(
+        commands,
+        "rules",
+        "check advice files of your own",
+        exits={0: "all are good", 1: "one is not", 2: "usage error"},
+        examples=("gkd rules check own.toml",),
+        see="gkd rules check, docs/own-rules.md",
+    )
     actions = command.add_subparsers(metavar="ACTION", required=True)
-    check = actions.add_parser("check", help="say what is wrong with a rule, and where")
-    check.add_argument("files", nargs="+", metavar="FILE")
+    check = help_pages.command(
+        actions,
+        "check",
+        "say what is wrong with a rule, and where",
+        exits={0: "all are good", 1: "one is not", 2: "usage error"},
+        examples=("gkd rules check own.toml",),
+        see="docs/own-rules.md",
+    )
+    check.add_argument(
+        "files", nargs="+", metavar="FILE", help="a TOML file with one cause"
+    )
     check.set_defaults(run=_check)
     return parser
 
 
+def _add_format(command: argparse.ArgumentParser, *formats: str) -> None:
+    command.add_argument(
+        "--format",
+        choices=formats or ("text", "json"),
+        default="text",
+        help="of what is printed (default: %(default)s)",
+    )
+
+
 def _add_common(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--format", choices=("text", "json"), default="text")
+    _add_format(command)
     command.add_argument(
         "--rules",
         action="append",
@@ -432,10 +559,17 @@ def _faults(asked: argparse.Namespace) -> int:
 
 
 def _add_job(
-    commands: Any, name: str, run: Any, formats: tuple[str, ...], **texts: str
-) -> _Parser:
+    commands: Any,
+    name: str,
+    run: Any,
+    formats: tuple[str, ...],
+    *summary_and_details: str,
+    **texts: Any,
+) -> argparse.ArgumentParser:
     """A command that reads the user's own job."""
-    command: _Parser = commands.add_parser(name, **texts)
+    command: argparse.ArgumentParser = help_pages.command(
+        commands, name, *summary_and_details, **texts
+    )
     command.add_argument(
         "script", metavar="FILE", help="a launch script for bash, YAML, JSON or TOML"
     )
@@ -456,7 +590,7 @@ def _add_job(
         metavar="NAME=VALUE",
         help="a variable set for the script; repeatable",
     )
-    command.add_argument("--format", choices=formats, default="text")
+    _add_format(command, *formats)
     command.set_defaults(run=run)
     return command
 

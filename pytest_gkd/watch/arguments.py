@@ -9,17 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd import help_pages
 from pytest_gkd.watch import exits
 
 DIRECTORY = ".gkd/watch"
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_EXITS = f"""\
-Exit status: that of COMMAND, 128+N if signal N ended it; {exits.NOT_FOUND} there is no
-such command, {exits.NOT_EXECUTABLE} it cannot be run; {exits.STUCK} it was stuck and
---on-stuck=end ended it; {exits.LATE} no training step was done --within TIME; 0 if
---until-step ended it. With --pid and --log: 0 the job finished, {exits.DEAD} it
-failed, {exits.UNKNOWN} it ended and nothing tells how, 130 you stopped watching.
-2 usage error."""
+_EXITS = {
+    "N": "that of COMMAND, 128+N if signal N ended it",
+    0: "--until-step ended it; with --pid and --log: the job finished",
+    2: "usage error",
+    exits.STUCK: "it was stuck, and --on-stuck=end ended it",
+    exits.DEAD: "with --pid and --log: the job failed",
+    exits.UNKNOWN: "with --pid and --log: it ended, and nothing tells how",
+    exits.LATE: "no training step was done --within TIME",
+    exits.NOT_EXECUTABLE: "COMMAND cannot be run",
+    exits.NOT_FOUND: "there is no such COMMAND",
+    130: "with --pid and --log: you stopped watching",
+}
 
 
 class WatchError(Exception):
@@ -64,17 +70,24 @@ def split(arguments: Sequence[str]) -> tuple[list[str], list[str] | None]:
 
 def add(commands: Any) -> argparse.ArgumentParser:
     """Add the command to ``gkd``'s parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
+    parser: argparse.ArgumentParser = help_pages.command(
+        commands,
         "watch",
-        help="run or follow a job, and say where it stands still and why",
+        "run or follow a job, and say where it stands still and why",
+        "Starts COMMAND, passes its output, input, signals and exit status on "
+        "unchanged, and keeps the output in a file; or attaches to a job that runs. "
+        "Nothing is ever signalled or ended without --on-stuck=end, --until-step or "
+        "--within.",
+        exits=_EXITS,
+        examples=(
+            "gkd watch -- torchrun --nproc-per-node 8 train.py",
+            "gkd watch --pid 4711 --look-after=5m",
+            "gkd watch --log train.log --notify='command:notify-send \"$GKD_TEXT\"'",
+        ),
+        see="gkd diagnose, docs/watch.md",
         usage="gkd watch [OPTIONS] -- COMMAND [ARGUMENT ...]\n"
         "       gkd watch [OPTIONS] --pid PID\n"
         "       gkd watch [OPTIONS] --log FILE [FILE ...]",
-        description="Starts COMMAND, passes its output, input, signals and exit "
-        "status on unchanged, and keeps the output in a file; or attaches to a job "
-        "that runs. Nothing is ever signalled or ended without --on-stuck=end, "
-        "--until-step or --within.",
-        epilog=_EXITS,
     )
     parser.add_argument("--pid", type=int, help="a process of the job; its tree counts")
     parser.add_argument(
@@ -114,8 +127,8 @@ def add(commands: Any) -> argparse.ArgumentParser:
         "--within",
         type=seconds,
         metavar="TIME",
-        help="if no training step is done by then, write a report, end the command, "
-        f"and exit {exits.LATE}",
+        help="if no training step is done by then, such as 30m, write a report, end "
+        f"the command, and exit {exits.LATE}",
     )
     parser.add_argument(
         "--notify",
