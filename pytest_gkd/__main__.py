@@ -22,7 +22,7 @@ from pytest_gkd.job.findings import CheckError
 from pytest_gkd.options import near
 from pytest_gkd.processes import gpus, host_summary, stale_runs
 from pytest_gkd.report import compare, explain, history, render
-from pytest_gkd.report.record import DIRECTORY, PAGE
+from pytest_gkd.report.record import DIRECTORY, PAGE, REPORT
 from pytest_gkd.watch import arguments as watch_arguments
 from pytest_gkd.watch.arguments import WatchError
 
@@ -299,31 +299,29 @@ def _parser() -> _Parser:
             "gkd report",
             "gkd report .gkd/last .gkd/runs/20261126-091500",
             "gkd report --html",
+            "gkd report --html train.log",
         ),
         see="gkd bundle",
     )
     command.add_argument(
-        "report",
-        nargs="?",
-        default=Path(DIRECTORY),
+        "paths",
+        nargs="*",
         type=Path,
-        metavar="DIR",
-        help="a report's directory, or its report.json (default: %(default)s)",
-    )
-    command.add_argument(
-        "before",
-        nargs="?",
-        type=Path,
-        metavar="EARLIER",
-        help="the one to compare with",
+        metavar="PATH",
+        help="a report's directory, or its report.json, and the one to compare it with "
+        f"(default: {DIRECTORY} and those kept); with --html also a standstill's "
+        "directory of gkd watch, or logs of one run",
     )
     command.add_argument(
         "--html",
         action="store_true",
-        help="write report.html beside the report instead: one page with all of it, "
-        "compared with the last kept run that passed",
+        help="write report.html instead, one page with all of it: beside the report, "
+        "and of logs, with their metrics over time, in this directory",
     )
-    _add_format(command)
+    command.add_argument(
+        "--output", type=Path, metavar="FILE", help="with --html: where the page goes"
+    )
+    _add_common(command)
     command.set_defaults(run=_report)
 
     command = help_pages.command(
@@ -682,20 +680,17 @@ def _env(asked: argparse.Namespace) -> int:
 
 def _report(asked: argparse.Namespace) -> int:
     if asked.html:
-        # Only here: it renders with a package of its own.
-        from pytest_gkd.report import page
-
-        folder = asked.report if asked.report.is_dir() else asked.report.parent
-        report = compare.read(folder)
-        page.write(report, folder.resolve(), compare.kept(folder))
-        _say(str(folder / PAGE))
-        return 0
-    after = compare.read(asked.report)
-    if asked.before:
-        found = compare.compare(after, [compare.read(asked.before)])
+        return _page(asked)
+    path, *before = asked.paths or [Path(DIRECTORY)]
+    if len(before) > 1 or asked.output:
+        _say_error("report: without --html it takes two reports and no --output")
+        return UNUSABLE
+    after = compare.read(path)
+    if before:
+        found = compare.compare(after, [compare.read(before[0])])
     else:
-        runs = history.of_report(asked.report)
-        found = compare.compare(after, compare.kept(asked.report), runs)
+        runs = history.of_report(path)
+        found = compare.compare(after, compare.kept(path), runs)
         if not found.before and not runs:
             raise compare.ReportError(
                 f"{after.name}: no earlier run is kept beside it; name one to compare "
@@ -703,6 +698,41 @@ def _report(asked: argparse.Namespace) -> int:
             )
     _answer(asked, found.to_json(), compare.text(found))
     return FOUND if found.worse else 0
+
+
+def _page(asked: argparse.Namespace) -> int:
+    # Only here: they render with a package of its own.
+    from pytest_gkd.report import log_page, page, page_file, standstill_page
+
+    path, *more = asked.paths or [Path(DIRECTORY)]
+    folder, status, unread = path if path.is_dir() else path.parent, 0, []
+    if more or (path.exists() and path.name != REPORT and _has_no_report(path)):
+        told = logs.examine(asked.paths, _catalogue(asked), _progress())
+        _end_progress()
+        text = log_page.html(told, [str(one) for one in asked.paths])
+        unread, folder = list(told.unreadable), Path()
+        status = UNUSABLE if unread else 0
+    elif standstill := standstill_page.read(folder):
+        text = standstill_page.html(standstill, folder)
+    else:
+        text = page.html(compare.read(path), folder, compare.kept(path))
+    output = asked.output or folder / PAGE
+    try:
+        page_file.write(text, output.parent.resolve() / output.name)
+    except OSError as error:
+        why = f"{output}: cannot be written: {error.strerror}"
+        raise compare.ReportError(why) from None
+    _say(str(output))
+    for line in unread:
+        _say_error(line)
+    return status
+
+
+def _has_no_report(path: Path) -> bool:
+    """Whether it is a log, or a directory that can only be one of logs."""
+    if not path.is_dir():
+        return True
+    return not (path / REPORT).exists() and any(path.iterdir())
 
 
 def _bundle(asked: argparse.Namespace) -> int:

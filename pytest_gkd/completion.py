@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import shtab
 
-FILES = ("LOG", "FILE", "MODEL", "EARLIER")
+FILES = ("LOG", "FILE", "MODEL", "PATH")
 # bash splits --format=json into three words, of which shtab knows two; and what it does
 # not know, such as the command behind `gkd watch --`, may be a file.
 BASH = """

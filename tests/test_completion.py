@@ -44,7 +44,7 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["diagnose", "--format", "=", "j"], ["json"]),
         (["diagnose", "--format", "j"], ["json"]),
         (["diagnose", "--format", "=", "json", "tr"], ["train.log", "traces"]),
-        (["report", "tr"], ["traces"]),
+        (["report", "tr"], ["train.log", "traces"]),
         (["rules", ""], ["check"]),
         (["rules", "check", "tr"], ["train.log", "traces"]),
         (["watch", "--log", "=", "train"], ["train.log"]),

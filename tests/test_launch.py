@@ -103,6 +103,9 @@ def test_a_rank_that_stands_still_is_named_with_its_phase_and_stacks(job: Path) 
     (stacks,) = [one["text"] for one in stage["telling"] if one["source"] == "stacks"]
     assert "save_checkpoint" in (job / stacks / "tree.txt").read_text()
     assert stacks in done.stdout.replace("\n         ", "")
+    page = (job / ".gkd/last/report.html").read_text("utf-8")
+    (odd,) = re.findall(r'<div class="box odd"><strong>(.*?)</strong>', page)
+    assert odd == "rank 1/2 waited for"
 
 
 @pytest.mark.needs("torch")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import http.server
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -41,6 +42,11 @@ def test_a_stuck_command_is_ended_where_that_is_asked_for(tmp_path: Path) -> Non
     kept = {path.name for path in report.iterdir()}
     assert {"report.txt", "report.json", "tree.txt", "stacks"} <= kept
     found = json.loads((report / "report.json").read_text())
+    (process,) = found["processes"]
+    assert "is in save_checkpoint (<string>:6)" in process["does"]
+    page = (report / "report.html").read_text("utf-8")
+    assert "save_checkpoint (&lt;string&gt;:6)</code>" in page
+    assert re.search(r"<li><span>[^<]*is in save_checkpoint", page)
     assert (found["verdict"], found["phase"]) == ("stuck", "checkpoint")
 
 

@@ -50,11 +50,12 @@ class LogReport:
     first line that shows it. ``suspicion`` is what to look at if a run hangs, or if one
     at work should. ``telling`` are the lines to read if nothing is known, ``nearest``
     guesses: the causes that these lines resemble most. ``series`` are the metrics that
-    were judged, ``notes`` what they show that is worth a look and proves nothing, each
-    with its file. ``processes`` are those of a run of several, the first to fall silent
-    first. ``joined`` are the files that were read as one log, oldest first. ``sampled``
-    are files whose lines of metrics were not all read, with how many were, and about
-    how many there are. ``engine_start`` is where a vLLM engine's start went.
+    were judged, ``proofs`` what they show that proves a cause, ``notes`` what is worth
+    a look and proves nothing, each with its file. ``processes`` are those of a run of
+    several, the first to fall silent first. ``joined`` are the files that were read as
+    one log, oldest first. ``sampled`` are files whose lines of metrics were not all
+    read, with how many were, and about how many there are. ``engine_start`` is where a
+    vLLM engine's start went.
     ``unreadable`` are the files that were left out, and ``partial`` names those of
     which only a part was read.
     """
@@ -74,6 +75,7 @@ class LogReport:
     nearest: tuple[str, ...] = ()
     series: tuple[Series, ...] = ()
     processes: tuple[standing.Process, ...] = ()
+    proofs: tuple[tuple[str, NumberFinding], ...] = ()
     notes: tuple[tuple[str, NumberFinding], ...] = ()
     joined: tuple[tuple[str, ...], ...] = ()
     sampled: tuple[tuple[str, int, int], ...] = ()

@@ -84,11 +84,16 @@ def judge(logs: list[Log], catalogue: Catalogue, now: str = "") -> LogReport:
         missing = report.suspicion.missing_ranks or tuple(ranks)
         suspicion = replace(report.suspicion, missing=told, missing_ranks=missing)
         report = replace(report, suspicion=suspicion)
-    placed = [(log.place(one.line), one) for log, one in seen if not one.certain]
+    placed = [
+        (name, replace(one, line=at))
+        for log, one in seen
+        for name, at in [log.place(one.line)]
+    ]
     return replace(
         report,
         processes=processes[:MAX_PROCESSES],
-        notes=tuple((name, replace(one, line=at)) for (name, at), one in placed),
+        proofs=tuple(found for found in placed if found[1].certain),
+        notes=tuple(found for found in placed if not found[1].certain),
     )
 
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from pytest_gkd import sanitize
-from pytest_gkd.report.record import RunRecord
+from pytest_gkd.report.record import PAGE, RunRecord
 
 # For what is read meanwhile, should a disk hang: a run does not wait for its page.
 LIMIT_S = 5.0
@@ -36,11 +36,13 @@ class ReportPage:
             if self._thread.is_alive():
                 return f"reading the template took over {LIMIT_S:g} s"
         try:
-            from pytest_gkd.report import compare, page
+            from pytest_gkd.report import compare, page, page_file
 
             report = compare.Report(str(self._folder), record.to_json())
             before = compare.earlier(self._folder, record.started, checked=False)
-            self.path = page.write(report, self._folder, before)
+            path = self._folder / PAGE
+            page_file.write(page.html(report, self._folder, before), path)
+            self.path = path
         except compare.ReportError as error:
             return str(error)
         except OSError as error:
@@ -55,4 +57,4 @@ def _load() -> None:
     with contextlib.suppress(Exception):
         from pytest_gkd.report import page
 
-        page.template()
+        page.load()

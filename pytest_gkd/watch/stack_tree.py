@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from pytest_gkd import rank_words
@@ -53,13 +54,13 @@ class Group:
     members: tuple[ProcessSample, ...]
     root: Node
 
-    @property
+    @cached_property
     def size(self) -> int:
         """Of how many a process is one: the world size, where that is known."""
         told = [one.role.world_size or 0 for one in self.members]
         return max([len(self.members), *told]) if self.is_ranked else len(self.members)
 
-    @property
+    @cached_property
     def is_ranked(self) -> bool:
         return rank_sets.ranked(self.members)
 
@@ -276,6 +277,7 @@ def _json(group: Group, node: Node) -> dict[str, Any]:
         "name": str(frame) if frame else group.kind,
         "value": len(node.members),
         "members": group.label(node.members),
+        "pids": [one.pid for one in node.members],
         "odd": node.is_odd,
         "children": [_json(group, child) for child in node.ordered()],
     }

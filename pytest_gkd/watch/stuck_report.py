@@ -16,6 +16,8 @@ from pytest_gkd.diagnosis.stack_dump import Frame
 from pytest_gkd.diagnosis.suspects import Suspicion, suspects
 from pytest_gkd.files import make_way, write_json, write_private
 from pytest_gkd.processes import procfs
+from pytest_gkd.report import page_file, standstill_page
+from pytest_gkd.report.record import PAGE
 from pytest_gkd.watch import (
     evidence,
     sampling,
@@ -35,7 +37,10 @@ MOST_NAMED = 8
 
 @dataclass
 class Report:
-    """A standstill, as it is told; ``directory`` is None where none can be written."""
+    """A standstill, as it is told; ``directory`` is None where none can be written.
+
+    ``does`` says of each process of the sample what it does.
+    """
 
     directory: Path | None
     verdict: Verdict
@@ -44,6 +49,7 @@ class Report:
     waits: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     tree: stack_tree.Tree | None = None
+    does: tuple[str, ...] = ()
     causes: list[dict[str, Any]] = field(default_factory=list)
     problems: tuple[str, ...] = ()
 
@@ -154,6 +160,7 @@ def make(
         waits=picture.lines or waits.places(whom, known),
         evidence=asked.said,
         tree=stack_tree.build(sample.processes),
+        does=waits.places(sample.processes, known),
         causes=causes,
         problems=(*sample.unseen, *asked.problems),
     )
@@ -217,7 +224,28 @@ def _keep(directory: Path, report: Report, sample: JobSample) -> None:
     if report.tree is not None:
         write_private(place / "tree.txt", sanitize.text(report.tree.text()) + "\n")
         write_json(place / "tree.json", sanitize.data(report.tree.to_json()))
-    write_json(place / "report.json", sanitize.data(report.to_json()))
+    processes = [
+        {
+            "pid": one.pid,
+            "ppid": one.ppid,
+            "state": one.state,
+            "cpu_s": round(one.cpu_s, 2),
+            "rss_bytes": one.rss_bytes,
+            "kind": one.role.kind,
+            "does": does,
+            "command": one.command,
+        }
+        for one, does in zip(sample.processes, report.does, strict=True)
+    ]
+    told = sanitize.data({**report.to_json(), "processes": processes})
+    write_json(place / "report.json", told)
+    try:
+        page_file.write(standstill_page.html(told, place), place / PAGE)
+    except OSError:
+        raise  # as of every file that is kept
+    except Exception as error:  # the verdict does not depend on its page
+        why = sanitize.line(f"{type(error).__name__}: {error}")
+        report.problems += (f"{PAGE} could not be made: {why}",)
 
 
 def _row(one: ProcessSample) -> str:
