@@ -12,14 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from pytest_gkd import __version__, fault_specs, help_pages, sanitize
+from pytest_gkd import __version__, fault_specs, help_pages, language, sanitize
 from pytest_gkd.diagnosis import catalogue as rules
 from pytest_gkd.diagnosis import log_file, logs, own_rules, proofreading
 from pytest_gkd.diagnosis.silence import NowError
 from pytest_gkd.gpu_report import gpu_runs, result_files
 from pytest_gkd.job import written_secrets
 from pytest_gkd.job.findings import CheckError
-from pytest_gkd.options import near
+from pytest_gkd.options import LANGUAGES, near
 from pytest_gkd.processes import gpus, host_summary, stale_runs
 from pytest_gkd.report import compare, explain, history, render
 from pytest_gkd.report.record import DIRECTORY, PAGE, REPORT
@@ -43,8 +43,10 @@ EXITS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    chosen, given = _language(given)
+    language.use(chosen or language.of_locale(LANGUAGES))
     parser = _parser()
-    given = sys.argv[1:] if arguments is None else arguments
     options, command = watch_arguments.split(given)
     asked, rest = parser.parse_known_args(options, argparse.Namespace(command=command))
     if rest:
@@ -68,6 +70,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return UNUSABLE
 
 
+def _language(words: list[str]) -> tuple[str | None, list[str]]:
+    """The language asked for, and the words without it.
+
+    It is known before the parser, whose own texts are in it. What follows -- is a
+    command of the user's.
+    """
+    parser = _Parser(prog="gkd", add_help=False, allow_abbrev=False)
+    parser.add_argument("--lang", choices=LANGUAGES)
+    end = words.index("--") if "--" in words else len(words)
+    found, rest = parser.parse_known_args(words[:end])
+    return found.lang, rest + words[end:]
+
+
 class _Parser(argparse.ArgumentParser):
     def __init__(self, **given: Any) -> None:
         super().__init__(formatter_class=help_pages.Formatter, **given)
@@ -83,6 +98,12 @@ def _parser() -> _Parser:
         "logs, and what to do about it. The stages are run by pytest --gkd-stages.",
         epilog="Each command tells of its options, exit statuses and examples: gkd "
         "COMMAND --help.\n\nsee also: pytest --help (the options --gkd-...), README.md",
+    )
+    parser.add_argument(
+        "--lang",
+        choices=LANGUAGES,
+        help="English or Chinese (default: the locale's, by LANGUAGE, LC_ALL, "
+        "LC_MESSAGES, LANG); JSON stays English",
     )
     parser.add_argument("--version", action="version", version=f"gkd {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -544,7 +565,7 @@ def _explain(asked: argparse.Namespace) -> int:
         hint = near(asked.cause, catalogue)
         others = explain.near_causes(asked.cause, catalogue)
         told = [f"explain: there is no cause {asked.cause!r}{hint}"]
-        told += [f"  {rule.id}  {rule.title}" for rule in others]
+        told += [f"  {rule.id}  {language.tr(rule.title)}" for rule in others]
         _say_error("\n".join(told))
         return UNUSABLE
     rule = catalogue[asked.cause]

@@ -13,6 +13,7 @@ from pytest_gkd.near_names import near_names
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
 
 LOSSES = ("topk", "full")
+LANGUAGES = ("en", "zh")
 FEW, AUTO = "few", "auto"
 
 
@@ -282,7 +283,15 @@ FRAMEWORK = Option(
 )
 SET = Option("set", "list", None, "NAME=VALUE", "a variable set for the job's script")
 RULES = Option("rules", "list", None, "FILE", "files with rules (causes) of your own")
-WITH_FLAG = (STAGES, TIMEOUT, REPORT, CONFIG, FRAMEWORK, SET, *OPTIONS)
+LANG = Option(
+    "lang",
+    "choice",
+    None,
+    "LANG",
+    "language of what is shown: en, or zh for Chinese (default: the locale's)",
+    choices=LANGUAGES,
+)
+WITH_FLAG = (STAGES, TIMEOUT, REPORT, LANG, CONFIG, FRAMEWORK, SET, *OPTIONS)
 # Every ini key except gkd_keyword.
 WITH_INI = (*WITH_FLAG, STAGE_FILES, RULES)
 

@@ -7,6 +7,7 @@ missing, that is an error.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -43,6 +44,7 @@ class Missing:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", MARKER)
+    os.environ["LANGUAGE"] = "en"  # what the tests compare with, on every machine
     missing = [name for name in LOCKED if importlib.util.find_spec(name) is None]
     if missing and (Path(sys.prefix) / ".ready").exists():
         raise pytest.UsageError(

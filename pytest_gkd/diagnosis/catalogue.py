@@ -18,12 +18,14 @@ from typing import Any, TypeVar
 
 from pytest_gkd.diagnosis.log_phases import PHASES
 from pytest_gkd.diagnosis.patterns import pattern_of
+from pytest_gkd.language import tr
 from pytest_gkd.near_names import near_names
 
 Made = TypeVar("Made")
 ADVICE_DIR = Path(__file__).parent.parent / "advice"
 
 PLACE = re.compile(r"<([a-z]\w*)>")  # in a fix, for the fact with that name
+FIELD = re.compile(r"\{(\w+)\}")  # the same in a signature's ``say``
 
 TIERS = ("cause", "symptom", "fallback")
 CONFIDENCES = ("certain", "likely", "guess")
@@ -178,14 +180,16 @@ class Fix:
     @property
     def blanks(self) -> str:
         """What the reader has to fill in, such as ``PID``; usually nothing."""
-        return _listed(found[1].upper() for found in PLACE.finditer(self.run))
+        names = dict.fromkeys(one[1].upper() for one in PLACE.finditer(self.run))
+        return tr(" and ").join(names)
 
     @property
     def condition(self) -> str:
         """When this fix is right; empty for one that never does harm."""
         if self.when or not self.facts:
             return self.when
-        return f"the failed stage reported {_listed(self.facts)}"
+        facts = tr(" and ").join(self.facts)
+        return tr("the failed stage reported {facts}").format(facts=facts)
 
     def line(self, facts: Mapping[str, Any]) -> str:
         """The fix on one line, its placeholders filled from ``facts``.
@@ -290,6 +294,14 @@ class Rule:
 # All rules by id, in the order of their ids.
 Catalogue = Mapping[str, Rule]
 
+# What its reader reads as sentences, and so in a language.
+TEXTS: Mapping[type, tuple[str, ...]] = {
+    Rule: ("title", "why", "confirm"),
+    Signature: ("say",),
+    Fix: ("do", "when", "versions"),
+    Myth: ("claim", "truth"),
+}
+
 # What a key must hold, in words, by the type of its field.
 _HOLDS = {
     "str": "a text",
@@ -328,11 +340,12 @@ def load(extra: Iterable[Path] = ()) -> Catalogue:
     by path and key.
     """
     own = {rule.id: rule for rule in (read_rule(path) for path in extra)}
-    return {**_built_in(), **own}
+    return {**built_in(), **own}
 
 
 @functools.cache
-def _built_in() -> dict[str, Rule]:
+def built_in() -> Mapping[str, Rule]:
+    """The built-in rules by id."""
     paths = sorted(ADVICE_DIR.glob("*/*.toml"))
     rules = (read_rule(path, f"{path.parent.name}.{path.stem}") for path in paths)
     return {rule.id: rule for rule in rules}

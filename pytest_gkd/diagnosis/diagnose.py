@@ -11,6 +11,7 @@ from typing import Any
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import exceptions, parts
 from pytest_gkd.diagnosis.catalogue import (
+    FIELD,
     TRAINERS,
     Catalogue,
     Fix,
@@ -201,7 +202,7 @@ def _what_happened(evidence: StageEvidence) -> str:
 def headline(rule: Rule, hit: Hit) -> str:
     """The signature's own words with its facts, else the rule's title."""
     say = hit.signature.say
-    names = re.findall(r"\{(\w+)\}", say)
+    names = FIELD.findall(say)
     if say and all(hit.facts.get(name) for name in names):
         return say.format_map(dict(hit.facts))
     return rule.title

@@ -6,39 +6,48 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from pytest_gkd.diagnosis import translated
 from pytest_gkd.diagnosis.catalogue import Catalogue, Rule, formed
 from pytest_gkd.fault_specs import FaultSpec
+from pytest_gkd.language import tr
 from pytest_gkd.near_names import near_names
-from pytest_gkd.report.render import wrapped
+from pytest_gkd.report.columns import wrapped
 
 
 def cause_text(rule: Rule) -> str:
     """Everything the catalogue knows about one cause."""
+    rule = translated.rule(rule)
     lines = [f"{rule.id}: {rule.title}", ""]
     lines += wrapped("", rule.why)
     if rule.tier != "cause":
-        lines += ["", "Usually it follows from something else; look for that first."]
+        lines += [
+            "",
+            tr("Usually it follows from something else; look for that first."),
+        ]
     after = [cause for cause in rule.consequence_of if cause != "*"]
     if after:
-        lines += wrapped("Often after: ", ", ".join(after))
+        lines += wrapped(tr("Often after: "), ", ".join(after))
     examples = [one.example for one in rule.signatures if one.example]
     if examples:
-        lines += ["", "How it looks:", *(f"  {text}" for text in examples)]
-    lines += ["", "What to do:"]
+        lines += ["", tr("How it looks:"), *(f"  {text}" for text in examples)]
+    lines += ["", tr("What to do:")]
     for number, fix in enumerate(rule.general_first, 1):
         of = "" if fix.framework in ("any", "env") else f" [{fix.framework}]"
         lines += wrapped(f"  {number}. ", formed(fix.do) + of)
-        lines += [f"     when: {fix.condition}"] if fix.condition else []
-        lines += [f"     versions: {fix.versions}"] if fix.versions else []
-        lines += [f"     fill in: {fix.blanks}"] if fix.blanks else []
+        for label, text in (
+            (tr("when: "), fix.condition),
+            (tr("versions: "), fix.versions),
+            (tr("fill in: "), fix.blanks),
+        ):
+            lines += [f"     {label}{text}"] if text else []
         lines += [f"       {fix.form}"] if fix.run else []
     if rule.confirm:
-        lines += ["", *wrapped("Verify the fix: ", formed(rule.confirm))]
+        lines += ["", *wrapped(tr("Verify the fix: "), formed(rule.confirm))]
     for myth in rule.myths:
-        lines += ["", *wrapped("Common misconception: ", myth.claim)]
+        lines += ["", *wrapped(tr("Common misconception: "), myth.claim)]
         lines += wrapped("  ", myth.truth)
     if rule.sources:
-        lines += ["", "Sources:"]
+        lines += ["", tr("Sources:")]
         lines += [f"  {one.ref}: {one.says}" for one in rule.sources]
     return "\n".join(lines)
 
@@ -70,7 +79,9 @@ def near_causes(word: str, catalogue: Catalogue) -> list[Rule]:
     word = word.lower()
     in_id = [rule for rule in rules if word in rule.id]
     close = near_names(word, catalogue)
-    in_title = [rule for rule in rules if word in rule.title.lower()]
+    in_title = [
+        rule for rule in rules if word in f"{rule.title}\n{tr(rule.title)}".lower()
+    ]
     found = [*in_id, *(catalogue[cause] for cause in close), *in_title]
     return list({rule.id: rule for rule in found}.values())[:10]
 
@@ -98,4 +109,6 @@ def faults_json(faults: Iterable[FaultSpec]) -> dict[str, Any]:
 def list_text(catalogue: Catalogue) -> str:
     """One line per rule: its id and title."""
     width = max(len(cause) for cause in catalogue)
-    return "\n".join(f"{rule.id:<{width}}  {rule.title}" for rule in catalogue.values())
+    return "\n".join(
+        f"{rule.id:<{width}}  {tr(rule.title)}" for rule in catalogue.values()
+    )

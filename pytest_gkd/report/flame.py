@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_gkd import sanitize
+from pytest_gkd.language import marked
 
 # What a page can hold: boxes, and lines of all of them.
 MOST_BOXES = 600
@@ -22,7 +23,7 @@ SHOWN = 6
 TOP, BOTTOM = 2, 3
 
 
-LEAVES, WAITED = "leaves the others here", "waited for"
+LEAVES, WAITED = marked("leaves the others here"), marked("waited for")
 
 
 @dataclass(frozen=True)

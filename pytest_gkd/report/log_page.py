@@ -26,16 +26,16 @@ def html(report: LogReport, names: Sequence[str]) -> str:
     told = render.log_text(report)
     proofs = [one for _, one in report.proofs]
     noted = [one for _, one in report.notes]
-    cause = report.causes[0] if report.causes else None
+    causes = [diagnosis(one.to_json()) for one in report.causes]
     # What went wrong first, then what is worth a look, then the rest as it came.
     wrong = {one.metric for one in (*proofs, *noted)}
     every = sorted(report.series, key=lambda one: one.name not in wrong)
     page = {
-        "verdict": cut(cause.title if cause else told.partition("\n")[0]),
+        "verdict": cut(causes[0]["headline"] if causes else told.partition("\n")[0]),
         "mark": MARKS.get(report.verdict, ""),
         "when": cut(f"{report.verdict}; phase {report.phase}; {', '.join(names)}"),
-        "first": cut(cause.advice[0]) if cause and cause.advice else "",
-        "causes": [diagnosis(one.to_json()) for one in report.causes],
+        "first": next(iter(causes[0]["advice"]), "") if causes else "",
+        "causes": causes,
         "text": "\n".join(cut(line) for line in told.splitlines()),
         "metrics": [_metric(one, proofs, noted) for one in every[:MOST_METRICS]],
         "more": max(0, len(every) - MOST_METRICS),

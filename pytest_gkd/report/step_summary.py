@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_gkd import sanitize
+from pytest_gkd.diagnosis import translated
+from pytest_gkd.language import tr
 from pytest_gkd.report import render
 from pytest_gkd.report.record import FAILED, SKIPPED, TIMEOUT, RunRecord, StageRecord
 
@@ -44,21 +46,23 @@ def append(record: RunRecord, report: str, path: Path) -> str:
 def markdown(record: RunRecord, report: str) -> str:
     """A table of the stages, then what is known about each that failed."""
     failed = [stage for stage in record.stages if stage.outcome in (FAILED, TIMEOUT)]
-    count = f"{len(failed)} of {len(record.stages)} stages failed"
-    lines = ["", f"### gkd: {count if failed else 'no stage failed'}", ""]
-    lines += ["| stage | outcome | time | budget | |", "|---|---|--:|--:|---|"]
+    count = tr("{number} of {all} stages failed") if failed else tr("no stage failed")
+    told = count.format(number=len(failed), all=len(record.stages))
+    heads = (tr("stage"), tr("outcome"), tr("time"), tr("budget"))
+    lines = ["", f"### gkd: {told}", ""]
+    lines += [f"| {' | '.join(heads)} | |", "|---|---|--:|--:|---|"]
     lines += map(_row, record.stages)
     for stage in failed:
         lines += _failure(stage)
     lines += ["", *(f"- {literal(note)}" for note in record.notes)]
-    lines += ["", f"Report: {literal(report)}", ""]
+    lines += ["", tr("Report: ") + literal(report), ""]
     return "\n".join(lines)
 
 
 def _row(stage: StageRecord) -> str:
     cells = (
         stage.name,
-        stage.outcome or SKIPPED,
+        tr(stage.outcome or SKIPPED),
         render.seconds(stage.duration_s),
         render.budget(stage.budget_s),
         render.remark(stage)[:300],
@@ -72,9 +76,11 @@ def _failure(stage: StageRecord) -> Iterator[str]:
     found = stage.diagnosis
     evidence = found.evidence if found else stage.telling
     for line in evidence[: render.EVIDENCE_LINES]:
-        yield f"- saw in {literal(line.source)}: {literal(line.text)}"
+        saw = tr("saw in {source}: {text}")
+        yield "- " + saw.format(source=literal(line.source), text=literal(line.text))
     yield ""
     if found is not None:
+        found = translated.diagnosis(found)
         yield from (literal(found.why), "")
         numbered = enumerate(found.advice, 1)
         yield from (f"{number}. {literal(text)}" for number, text in numbered)

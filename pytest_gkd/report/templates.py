@@ -6,6 +6,8 @@ import functools
 from importlib import resources
 from typing import TYPE_CHECKING
 
+from pytest_gkd import language
+
 if TYPE_CHECKING:
     import jinja2
 
@@ -20,7 +22,7 @@ def _environment() -> jinja2.Environment:
     # Imported only here: nothing else needs it.
     import jinja2
 
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.FunctionLoader(_text),
         autoescape=True,
         auto_reload=False,
@@ -28,6 +30,8 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    made.globals |= {"tr": language.tr, "language": language.current}
+    return made
 
 
 def _text(name: str) -> str:

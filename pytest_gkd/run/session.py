@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import sanitize, typed_json
+from pytest_gkd import language, options, sanitize, typed_json
 from pytest_gkd.diagnosis import own_rules
-from pytest_gkd.options import REPORT, RULES, Settings, SettingsError
+from pytest_gkd.options import LANG, REPORT, RULES, Settings, SettingsError
 from pytest_gkd.processes import gpus, host_capabilities
 from pytest_gkd.processes.heartbeat import Standstill
 from pytest_gkd.report.record import DIRECTORY
@@ -47,6 +47,7 @@ def prepare(config: pytest.Config) -> Prepared | None:
         selected = selection.select(config)
         if selected is None:
             return None
+        _choose_language(config)
         shows_only = _only_asks(config)
         read = Settings()
         if not shows_only:
@@ -160,6 +161,12 @@ def one_process(config: pytest.Config, option: argparse.Namespace) -> str:
         if value:
             return f"one process ({name})"
     return "one process (-n0)" if option.numprocesses == 0 else ""
+
+
+def _choose_language(config: pytest.Config) -> None:
+    one = option_origins.given(config, LANG)
+    chosen = options.read_value(LANG, one.value, one.origin)
+    language.use(chosen or language.of_locale(options.LANGUAGES))
 
 
 def _report_dir(config: pytest.Config) -> ReportDir:

@@ -1,0 +1,59 @@
+"""Text in columns and lines by the width a terminal gives it.
+
+A Chinese character is two columns wide, and a line may end after it without a space.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+WIDTH = 80
+# Chinese commas, stops and closing brackets: no line begins with one; nor does one end
+# with an opening bracket (Unicode's line breaking, classes CL, EX and OP).
+_CLOSE = "\uff0c\u3002\u3001\uff1b\uff1a\uff01\uff1f\uff09\u300b\u300d\u300f\u201d"
+_OPEN = "\uff08\u300a\u300c\u300e\u201c"
+_WIDE = "\u2e80-\u9fff\uf900-\uffef"
+# What stays on one line: a wide character or a word, with its brackets and stops.
+_UNIT = re.compile(
+    rf"[{_OPEN}]*(?:[^\s{_WIDE}{_OPEN}]+|[{_WIDE}])[{_CLOSE}]*|[{_OPEN}]+|\s+"
+)
+
+
+def cells(text: str) -> int:
+    """The columns that a text takes."""
+    if text.isascii():
+        return len(text)
+    # Not at the top: a text in English does without it.
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def padded(text: str, width: int) -> str:
+    """The text with spaces up to ``width`` columns."""
+    return text + " " * (width - cells(text))
+
+
+def wrapped(first: str, text: str, rest: str | None = None) -> list[str]:
+    """The text in lines of 80 columns, after ``first``, then ``rest`` or spaces."""
+    after = " " * cells(first) if rest is None else rest
+    if cells(text) == len(text) and cells(first) == len(first):
+        return textwrap.wrap(
+            text,
+            WIDTH,
+            initial_indent=first,
+            subsequent_indent=after,
+            # A word split in two may be a path, or start the next line with ::.
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    lines, line = [], first
+    empty = True
+    for unit in _UNIT.findall(" ".join(text.split())):
+        if not empty and cells(line) + cells(unit.rstrip()) > WIDTH:
+            lines.append(line.rstrip())
+            line, empty = after, True
+        if not (empty and unit.isspace()):
+            line, empty = line + unit, False
+    return [*lines, line.rstrip()] if not empty else lines

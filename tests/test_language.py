@@ -1,0 +1,332 @@
+"""What users read comes in English and Chinese (pytest_gkd.language)."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_render import DIAGNOSIS, block, record
+from test_translations import CHINESE_TEXT
+
+from pytest_gkd import language, options
+from pytest_gkd.__main__ import main
+from pytest_gkd.diagnosis import catalogue, diagnose, translated
+from pytest_gkd.diagnosis.catalogue import FIELD, PLACE, Rule
+from pytest_gkd.report import explain, page, render
+from pytest_gkd.report.columns import cells, padded, wrapped
+from pytest_gkd.report.compare import Report
+from pytest_gkd.report.record import PASSED, TIMEOUT
+
+RULES = catalogue.built_in()
+LOG = Path(__file__).parent / "logs/comm.collective-timeout"
+PROBE = """
+import pytest
+
+@pytest.mark.gkd_stage("probe", timeout=60)
+def test_probe(gkd):
+    assert gkd is None, "no kernel image is available for execution on the device"
+"""
+
+
+@pytest.fixture
+def chinese() -> Iterator[None]:
+    language.use("zh")
+    yield
+    language.use("en")
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, "en"),
+        ({"LANG": "zh_CN.UTF-8"}, "zh"),
+        ({"LANG": "zh"}, "zh"),
+        ({"LANG": "zh-Hans"}, "zh"),
+        ({"LANG": "de_DE.UTF-8"}, "en"),
+        ({"LANG": "zh_CN.UTF-8", "LC_ALL": "C.UTF-8"}, "en"),
+        ({"LANG": "en_US", "LC_MESSAGES": "zh_TW"}, "zh"),
+        ({"LANG": "en_US", "LC_ALL": "", "LC_MESSAGES": "zh_CN"}, "zh"),
+        ({"LC_ALL": "zh_CN", "LANGUAGE": "en_US:zh_CN"}, "en"),
+        ({"LC_ALL": "en_US", "LANGUAGE": "fr:zh_CN:en"}, "zh"),
+        ({"LANG": "zhuang"}, "en"),
+    ],
+)
+def test_the_locale_chooses_as_gettext_has_it(
+    environment: dict[str, str], expected: str
+) -> None:
+    assert language.of_locale(options.LANGUAGES, environment) == expected
+
+
+def test_every_language_offered_but_english_has_a_catalogue() -> None:
+    found = {path.name for path in language.CATALOGUES.iterdir() if path.is_dir()}
+    assert found == set(options.LANGUAGES) - {language.ENGLISH}
+
+
+def test_in_english_nothing_of_the_catalogue_is_read() -> None:
+    code = (
+        "import os, sys\n"
+        "sys.addaudithook(lambda name, found: name == 'open' and"
+        " str(found[0]).endswith('.mo') and os._exit(7))\n"
+        "from pytest_gkd import language\n"
+        "from pytest_gkd.__main__ import main\n"
+        "assert main(['explain', 'comm.ib']) == 0\n"
+        "assert 'rich.cells' not in sys.modules\n"
+        "language.use('zh')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=False
+    )
+    assert done.returncode == 7, done.stderr  # and only at the last line
+    assert b"InfiniBand or RoCE failed" in done.stdout
+
+
+def test_a_start_of_pytest_imports_nothing_of_it() -> None:
+    code = "import sys, pytest_gkd.plugin; print('pytest_gkd.language' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert done.stdout == b"False\n"
+
+
+def facts(names: Iterator[str]) -> dict[str, str]:
+    return {name: f"{name.upper()} (a) b; c" for name in names}
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.id)
+def test_what_was_said_of_a_cause_is_recognized_with_its_facts(
+    rule: Rule, chinese: None
+) -> None:
+    for one in rule.signatures:
+        if one.say:
+            told = facts(iter(FIELD.findall(one.say)))
+            shown = translated.title(rule.id, one.say.format_map(told))
+            assert CHINESE_TEXT.search(shown), one.say
+            assert all(value in shown for value in told.values()), shown
+    assert translated.title(rule.id, rule.title) == language.tr(rule.title)
+
+
+@pytest.mark.parametrize("filled", [True, False])
+@pytest.mark.parametrize("rule", RULES.values(), ids=lambda rule: rule.id)
+def test_advice_keeps_its_command_and_its_facts(
+    rule: Rule, filled: bool, chinese: None
+) -> None:
+    for fix in rule.fixes:
+        names = {*PLACE.findall(fix.do), *PLACE.findall(fix.run)}
+        told = {name: f"{name.upper()}7" for name in names} if filled else {}
+        line = fix.line(told)
+        shown = translated.advice(rule.id, line)
+        wanted = replace(
+            fix,
+            do=language.tr(fix.do),
+            when=language.tr(fix.when),
+        ).line(told)
+        assert plain(shown) == plain(wanted)
+
+
+def plain(text: str) -> str:
+    """Without what differs in the punctuation between the parts."""
+    text = re.sub(r"[（ (]+(?:fill in|请填写) ", "(fill in ", text)
+    text = text.replace(" and ", "和").replace(" 和 ", "和")
+    return re.sub(r"[\s:：()（）]", "", text)
+
+
+def test_the_framework_of_advice_stays_with_its_condition(chinese: None) -> None:
+    found: dict[bool, str] = {}
+    for rule in RULES.values():
+        for fix in rule.fixes:
+            line = diagnose._of_framework(fix).line({})
+            shown = translated.advice(rule.id, line)
+            when = f"{fix.framework}; {language.tr(fix.when)}".removesuffix("; ")
+            assert f"（{when}）" in shown, line
+            found[bool(fix.when)] = shown
+    assert len(found) == 2
+
+
+def test_a_text_that_is_not_the_catalogues_stays(chinese: None) -> None:
+    own = "the pool of my own has no room: 7"
+    assert translated.title("comm.ib", own) == f"InfiniBand 或 RoCE 出错：{own}"
+    assert translated.advice("comm.ib", own) == own
+    assert translated.title("my.own-rule", own) == own
+    huge = "rank " * 100_000
+    assert translated.title("comm.collective-timeout", huge).endswith(f"：{huge}")
+
+
+def test_a_failure_is_told_in_chinese_with_its_labels_in_a_column(
+    chinese: None,
+) -> None:
+    rule = RULES["comm.collective-timeout"]
+    found = replace(
+        DIAGNOSIS,
+        title="rank 3 waited 600000 ms in ALLREDUCE, peers missing",
+        why=rule.why,
+        advice=diagnose.advice(rule, ("vllm",), {}),
+    )
+    made = record(outcome=TIMEOUT, diagnosis=found, step="summing", message=found.title)
+    lines = block(made)
+    text = "\n".join(lines)
+    assert lines[0].startswith("阶段 nccl 在 12.3 s 后被终止（预算 60 s）")
+    assert "rank 3 在 ALLREDUCE 中等了 600000 ms，其他 rank 没有到" in text
+    assert "集合通信" in text
+    assert "py-spy dump --pid PID" in " ".join(text.split())
+    assert "（请填写 PID）" in text
+    starts = [re.match(r"  (\S\S) +", line) for line in lines[1:]]
+    told = dict.fromkeys(start[1] for start in starts if start)
+    assert [*told] == ["原因", "证据", "说明", "处理", "此外", "更多"]
+    assert {cells(start[0]) for start in starts if start} == {render.LABEL + 2}
+    assert max(map(cells, lines)) <= 80
+    assert made.diagnosis is not None
+    assert made.diagnosis.title == found.title  # what report.json has
+
+
+def test_results_stay_in_their_columns(chinese: None) -> None:
+    passed = render.result_line(record(outcome=PASSED, message="x"))
+    failed = render.result_line(record(outcome=TIMEOUT, message="x"))
+    assert "通过" in passed
+    assert "超时" in failed
+    assert cells(passed.partition("x")[0]) == cells(failed.partition("x")[0])
+
+
+def test_lines_break_between_characters_but_not_before_a_stop() -> None:
+    text = "组内所有 rank 都进入集合通信，它才会结束（见 docs/x.md）。" * 6
+    lines = wrapped("  说明   ", text)
+    assert len(lines) > 3
+    assert max(map(cells, lines)) <= 80
+    assert min(map(cells, lines[:-1])) > 60
+    assert all(line.startswith("         ") for line in lines[1:])
+    assert not any(line.strip()[0] in "，。）" for line in lines)
+    assert not any(line[-1] == "（" for line in lines)
+    assert "docs/x.md" in lines[0] + lines[1]
+    assert "".join("".join(lines).split()) == "说明" + "".join(text.split())
+
+
+def test_a_word_longer_than_a_line_stays_whole() -> None:
+    path = "/checkpoints/" + "x" * 100
+    assert path in wrapped("  ", f"路径 {path} 不存在")[1]
+
+
+def test_a_wide_character_takes_two_columns() -> None:
+    assert [cells("显存"), cells("rank 显存"), cells("abc")] == [4, 9, 3]
+    assert padded("显存", 7) == "显存   "
+
+
+def test_the_page_is_chinese_and_says_so(chinese: None) -> None:
+    rule = RULES["vllm.kv-cache"]
+    stage = {
+        "name": "vllm",
+        "outcome": "failed",
+        "budget_s": 120,
+        "duration_s": 3.0,
+        "diagnosis": {
+            "cause": rule.id,
+            "title": "no memory is left for the KV cache",
+            "why": rule.why,
+            "advice": list(diagnose.advice(rule, ("vllm",), {"share": 0.3})),
+            "explain": "gkd explain vllm.kv-cache",
+        },
+    }
+    html = page.html(Report("x", {"stages": [stage], "settings": {}}), Path())
+    assert '<html lang="zh">' in html
+    for text in ("处理办法", "没有显存留给 KV cache", "提高冒烟测试的显存比例", "失败"):
+        assert text in html
+    assert not re.search(r">(Evidence|Why|What to do|Stages|First:|outcome)<", html)
+
+
+def test_everything_of_a_cause_is_explained_in_chinese(chinese: None) -> None:
+    rule = RULES["comm.collective-timeout"]
+    text = explain.cause_text(rule)
+    after = text.partition("处理办法：")[2].partition("来源：")[0]
+    assert "常见误解：" in text
+    english = [
+        line
+        for line in after.splitlines()
+        if len(re.findall(r"\b[a-z]+ [a-z]+ [a-z]+\b", line)) > 1
+    ]
+    assert not english
+    assert explain.cause_json(rule)["title"] == rule.title
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--lang=zh", "explain"], ["--lang", "zh", "explain"], ["explain", "--lang=zh"]],
+)
+def test_gkd_takes_the_language_before_and_behind_its_command(
+    arguments: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LANGUAGE", "en")
+    assert main([*arguments, "comm.ib"]) == 0
+    assert "InfiniBand 或 RoCE 出错" in capsys.readouterr().out
+    assert main(["explain", "comm.ib"]) == 0
+    assert "InfiniBand or RoCE failed" in capsys.readouterr().out
+
+
+def test_gkd_follows_the_locale_and_json_stays_english(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LANGUAGE", "zh_CN")
+    logs = [str(path) for path in sorted(LOG.iterdir()) if path.is_file()][:1]
+    try:
+        main(["diagnose", *logs])
+        text = capsys.readouterr().out
+        main(["diagnose", *logs, "--format=json"])
+        told = json.loads(capsys.readouterr().out)
+    finally:
+        language.use("en")
+    assert "处理" in text
+    assert not CHINESE_TEXT.search(json.dumps(told, ensure_ascii=False))
+
+
+def test_a_language_that_is_not_there_is_refused_with_those_that_are(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--lang=fr", "explain", "comm.ib"])
+    assert ended.value.code == 2
+    assert "'en'" in (said := capsys.readouterr().err)
+    assert "'zh'" in said
+    assert "'fr'" in said
+
+
+def test_a_watched_command_keeps_its_own_lang(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code = "import sys; print(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "--lang=fr"]
+    where = f"--dir={tmp_path / 'watch'}"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_gkd", "watch", where, "--", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "['--lang=fr']" in done.stdout, done.stderr
+
+
+def run(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (place / "test_probe.py").write_text(PROBE)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    command += ["test_probe.py", "--gkd-stages=probe", *arguments]
+    return subprocess.run(
+        command, cwd=place, capture_output=True, text=True, check=False
+    )
+
+
+def test_stages_fail_in_chinese_and_report_in_english(tmp_path: Path) -> None:
+    done = run(tmp_path, "--gkd-lang=zh")
+    assert "阶段 probe 在" in done.stdout, done.stdout + done.stderr
+    assert "处理" in done.stdout
+    assert "没有为这块 GPU" in done.stdout
+    report = (tmp_path / ".gkd/last/report.json").read_text()
+    assert not CHINESE_TEXT.search(json.dumps(json.loads(report), ensure_ascii=False))
+
+
+def test_the_ini_gives_the_language_and_an_error_names_it(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\ngkd_lang = fr\n")
+    done = run(tmp_path)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "gkd_lang in pytest.ini: 'fr' is not one of en, zh" in done.stderr

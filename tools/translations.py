@@ -1,0 +1,137 @@
+"""Keep the Chinese catalogue: what has to be translated, and what is wrong with it.
+
+``python tools/translations.py`` takes new texts of the program into
+``pytest_gkd/locale/zh/LC_MESSAGES/gkd.po``, drops those it no longer has, writes the
+``gkd.mo`` that is read at run time, and prints what is still to be done; ``--check``
+writes nothing. Both exit with 1 if anything is.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import tomllib
+from collections.abc import Iterator, Sequence
+
+from babel.messages.catalog import Catalog
+from babel.messages.extract import extract
+from babel.messages.mofile import write_mo
+from babel.messages.pofile import read_po, write_po
+
+from pytest_gkd.diagnosis.catalogue import ADVICE_DIR, TEXTS, Rule, parse_rule
+from pytest_gkd.language import CATALOGUES, CHINESE, DOMAIN
+
+PACKAGE = CATALOGUES.parent
+PO = CATALOGUES / CHINESE / "LC_MESSAGES" / f"{DOMAIN}.po"
+MO = PO.with_suffix(".mo")
+KEYWORDS = {"tr": None, "marked": None}
+METHODS = {".py": "python", ".jinja": "jinja2.ext:babel_extract"}
+# What a translation must have as often as its text: {name}, <name>, %s, `quoted`,
+# options, variables, keys, file names and commands, which hold no Chinese.
+KEPT = re.compile(
+    r"\{[^{}]*\}|<[a-z]\w*>|%[sd]|`[^`]*`|'[^'\s]+'|--[\w-]+(?:=[\w,./-]+)?"
+    r"|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b|\b[a-z][a-z0-9]*_[a-z0-9_]+\b|/(?:dev|proc|etc)/\w+"
+)
+CHINESE_TEXT = re.compile(r"[\u4e00-\u9fff]")
+
+
+class Undated(Catalog):
+    """A catalogue without dates and versions in its header: those change alone."""
+
+    mime_headers = (("Content-Type", "text/plain; charset=utf-8"),)
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Every text of the program, with its file below the package."""
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in METHODS:
+            with path.open("rb") as file:
+                found = extract(METHODS[path.suffix], file, keywords=KEYWORDS)
+                for _, text, *_ in found:
+                    if isinstance(text, str):
+                        yield path.relative_to(PACKAGE).as_posix(), text
+    for path in sorted(ADVICE_DIR.glob("*/*.toml")):
+        data = tomllib.loads(path.read_text("utf-8"))
+        rule = parse_rule(data, f"{path.parent.name}.{path.stem}", str(path))
+        for text in of_rule(rule):
+            yield path.relative_to(PACKAGE).as_posix(), text
+
+
+def of_rule(rule: Rule) -> Iterator[str]:
+    """The texts of a cause, in their order."""
+    for table in (rule, *rule.signatures, *rule.fixes, *rule.myths):
+        yield from filter(None, (getattr(table, key) for key in TEXTS[type(table)]))
+
+
+def kept() -> Catalog:
+    """The catalogue as it lies in the repository; empty before the first run."""
+    if not PO.exists():
+        return Catalog(locale=CHINESE, domain=DOMAIN)
+    with PO.open("rb") as file:
+        return read_po(file, locale=CHINESE, domain=DOMAIN)
+
+
+def updated() -> Catalog:
+    """The kept translations of the texts that the program has now.
+
+    Each stands once, under the first of its files, without a line: moving a text within
+    a file changes nothing.
+    """
+    old = kept()
+    made = Undated(locale=CHINESE, domain=DOMAIN, fuzzy=False)
+    for file, text in sorted(set(texts())):
+        if text not in made:
+            known = old.get(text)
+            made.add(text, known.string if known else "", locations=[(file, 0)])
+    return made
+
+
+def po_bytes(catalog: Catalog) -> bytes:
+    """The catalogue as a file for translators."""
+    file = io.BytesIO()
+    write_po(file, catalog, omit_header=True, include_lineno=False)
+    return b'msgid ""\nmsgstr "Content-Type: text/plain; charset=utf-8\\n"\n\n' + (
+        file.getvalue()
+    )
+
+
+def mo_bytes(catalog: Catalog) -> bytes:
+    """The catalogue as gettext reads it."""
+    file = io.BytesIO()
+    write_mo(file, catalog)
+    return file.getvalue()
+
+
+def wrong(catalog: Catalog) -> Iterator[str]:
+    """What has no translation, or one that differs in what must stay as it is."""
+    for message in catalog:
+        text, told = str(message.id), str(message.string or "")
+        if not text:
+            continue
+        file = message.locations[0][0] if message.locations else "?"
+        if not told:
+            yield f"{file}: not translated: {text}"
+            continue
+        lost = set(KEPT.findall(text)) ^ set(KEPT.findall(told))
+        if lost:
+            yield f"{file}: {', '.join(sorted(lost))} in one language only: {text}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the catalogue (not with ``--check``), and print what is to be done."""
+    made = updated()
+    found = list(wrong(made))
+    files = {PO: po_bytes(made), MO: mo_bytes(made)}
+    for path, data in files.items():
+        if "--check" not in arguments:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+        elif not path.exists() or path.read_bytes() != data:
+            found.append(f"{path.name}: out of date: run python tools/translations.py")
+    print("\n".join(found) or "complete")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
