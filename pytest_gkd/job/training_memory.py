@@ -281,8 +281,8 @@ def _is_divided(trainer: Trainer, part: int) -> bool:
 def whole_gradients(trainer: Trainer) -> Parts:
     """Gradients that are not sharded yet.
 
-    One layer's in the compute dtype and again in float32, for the reduction. With
-    ``keeps`` the whole model's: FSDP1's no_sync accumulates in the compute dtype,
+    One layer's in the compute dtype, and the copy that is reduced of the one before.
+    With ``keeps`` the whole model's: FSDP1's no_sync accumulates in the compute dtype,
     FSDP2's set_requires_gradient_sync(False) in that of the reduction (torch,
     _fsdp_param.py, to_accumulated_grad_if_needed; verl since 0.9.0,
     FSDPEngine._gradient_sync_context).
@@ -292,14 +292,30 @@ def whole_gradients(trainer: Trainer) -> Parts:
     width = WIDTHS[trainer.compute]
     share = trainer.trained / trainer.model.elements
     layer = int(trainer.largest.elements * share)
-    found = {
-        f"a layer's gradients {trainer.compute}": layer
-        * (width + WIDTHS[trainer.reduce])
-    }
+    size = layer * WIDTHS[trainer.reduce]
+    size += _matrix(trainer) if _adds_in_place(trainer) else layer * width
+    found = {f"a layer's gradients {trainer.compute}": size}
     if trainer.keeps and trainer.micro_batches > 1:
         dtype = trainer.reduce if trainer.sharding == "fsdp2" else trainer.compute
         found[f"unsharded gradients {dtype}"] = trainer.trained * WIDTHS[dtype]
     return found
+
+
+def _adds_in_place(trainer: Trainer) -> bool:
+    """Whether each matrix's gradient is added to the micro-batch's before at once:
+    FSDP2 keeps those in the dtype of the reduction.
+    """
+    several = trainer.keeps and trainer.micro_batches > 1
+    return several and (trainer.sharding, trainer.reduce) == ("fsdp2", trainer.compute)
+
+
+def _matrix(trainer: Trainer) -> int:
+    """The gradient of a layer's largest tensor; the layer's, if that is not known."""
+    layer = trainer.largest
+    widest = trainer.model.width * max(layer.shape.dense, layer.shape.queries)
+    size = max(widest, layer.shape.experts) or layer.elements
+    share = trainer.trained / trainer.model.elements
+    return int(min(size, layer.elements) * share * WIDTHS[trainer.compute])
 
 
 def layer_bytes(trainer: Trainer, layer: Layer) -> int:
@@ -397,7 +413,6 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
             del held[name]
     bare = held
     backward = total(held, gathered(trainer, min(trainer.fetched, AHEAD)))
-    held = total(held, gathered(trainer))
     each = [
         checkpoint_bytes(trainer) if trainer.recompute else layer_bytes(trainer, layer)
         for layer in model.layers
@@ -416,6 +431,9 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
         kept_copies = copied(trainer, model)
     behind = total(held, unsharded, {activations: kept(trainer)})
     behind = total(behind, {plain: sum(softmaxes)})
+    # At its end no layer is whole; the last is fetched when the backward pass begins.
+    last = total(behind, gathered(trainer, 1))
+    behind = total(behind, gathered(trainer, 0))
     if trainer.casts:
         raw = 0 if trainer.loss in WITHOUT_LOGITS else answers * vocab * width
         yield total(behind, copied(trainer, model), {"logits and loss": raw})
@@ -426,7 +444,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     one = {f"a matrix's gradient {compute}": head * width * is_trained}
     if trainer.loss == "chunked":
         one = {"a matrix's gradient float32": head * 4 * is_trained}
-    yield total(behind, kept_copies, one, {"logits' gradient": dlogits})
+    yield total(last, kept_copies, one, {"logits' gradient": dlogits})
     layer = trainer.largest
     again = layer_bytes(trainer, layer) if trainer.recompute else 0
     softmax, backwards = _plain_attention(trainer, layer)
@@ -443,6 +461,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
         if not trainer.recompute:
             working[copies] = kept_copies[copies]
     others = {activations: sum(each), plain: sum(softmaxes)}
+    one = {} if _adds_in_place(trainer) else one
     yield total(backward, unsharded, one, whole, working, others)
     if trainer.casts:
         working[copies] = layer.elements * width
