@@ -936,3 +936,33 @@ def test_gpus_of_each_role(config: Path) -> None:
     assert checked(config, GRPO, *none).values["trainer_gpus"].source == "undetermined"
     found = checked(config, BASE, "data.train=[{split:a}]").values["train_files"]
     assert found.value == [None]
+
+
+DTENSOR, MCORE = "policy.dtensor_cfg", "policy.megatron_cfg"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "placement", "rank"),
+    [
+        ("", "colocated", 0),
+        (f"{APART} {RESOURCES}.gpus_per_node=2", "split", 0),
+        (f"++{DTENSOR}.lora_cfg.enabled=true ++{DTENSOR}.lora_cfg.dim=8", "", 8),
+        (f"++{DTENSOR}.lora_cfg.enabled=false ++{DTENSOR}.lora_cfg.dim=8", "", 0),
+        (f"++{MCORE}.peft.enabled=true ++{MCORE}.peft.dim=16", "", 0),
+        (
+            f"{MEGATRON} ++{MCORE}.peft.enabled=true ++{MCORE}.peft.dim=16",
+            *("", 16),
+        ),
+    ],
+)
+def test_where_the_rollout_is_and_the_rank_of_a_lora(
+    config: Path, overrides: str, placement: str, rank: int
+) -> None:
+    values = checked(config, BASE, *overrides.split()).values
+    assert values["placement"].value == (placement or "colocated")
+    assert values["lora_rank"].value == rank
+
+
+def test_a_job_without_a_rollout_has_no_placement(config: Path) -> None:
+    found = checked(config, BASE.replace("distillation_math", "sft"))
+    assert "placement" not in found.values
