@@ -127,6 +127,38 @@ def test_a_message_of_pythons_own_counts_in_some_phases_only() -> None:
     assert hits("PoolError: no room for 7 blocks", **asks, phases=["data", "unknown"])
 
 
+def raised_in(*files: str) -> str:
+    lines = (f'  File "{file}", line 3, in run\n    go()\n' for file in files)
+    return f"Traceback (most recent call last):\n{''.join(lines)}ValueError: no room\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (raised_in("/job/a.py", "/env/lib/python3.11/site-packages/b/c.py"), True),
+        (raised_in("/job/a.py", "/cache/transformers_modules/m/modeling.py"), True),
+        (raised_in("/job/a.py", "/src/verl/verl/workers/b.py"), True),
+        (raised_in("/env/lib/python3.11/site-packages/b/c.py", "/job/a.py"), False),
+        (raised_in("/job/a.py", "/usr/lib/python3.11/json/decoder.py"), False),
+        (
+            raised_in(
+                "/job/a.py",
+                "/env/lib/python3.11/site-packages/torch/nn/modules/module.py",
+            ),
+            False,
+        ),
+        ("ValueError: no room\n", True),
+    ],
+)
+def test_a_rule_may_ask_for_an_exception_of_a_library(text: str, found: bool) -> None:
+    assert bool(hits(text, text=["no room"], in_library=True)) is found
+    assert hits(text, text=["no room"])
+
+
+def test_a_line_that_only_stands_beside_is_no_hit_even_alone() -> None:
+    assert hits("HTTP 503\n", text=["giving up"], beside=["HTTP 503"]) == []
+
+
 def test_a_broad_rules_frame_loses_to_the_message_of_the_same_exception() -> None:
     at = 'File "/opt/vllm/v1/core/kv_cache_utils.py", line 7, in check'
     frame = rule(text=["kv_cache_utils.py"], tier="fallback", example=at)

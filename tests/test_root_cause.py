@@ -10,6 +10,7 @@ import pytest
 
 from pytest_gkd.diagnosis import catalogue, log_file, logs
 from pytest_gkd.diagnosis.catalogue import Rule, Signature
+from pytest_gkd.diagnosis.log_report import LogReport
 
 CATALOGUE = catalogue.load()
 CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -89,3 +90,64 @@ def test_echoed_overrides_are_no_evidence() -> None:
     echo = "Error executing job with overrides: ['actor.fsdp_config.offload=True']\n"
     died = ended("ray.exceptions.ActorDiedError: The actor died.", "main.py")
     assert causes(echo, died) == ["ray.actor-died"]
+
+
+PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [x]:4"
+
+
+def of_rank(rank: int, text: str) -> str:
+    return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
+
+
+def judged(*texts: str) -> LogReport:
+    log = log_file.read(io.BytesIO("".join(texts).encode()), "x.log", 0, CATALOGUE)
+    return logs.judge([log], CATALOGUE)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_what_peers_saw_is_no_cause_where_a_rank_raised_what_no_rule_knows(
+    first: bool,
+) -> None:
+    own = of_rank(1, ended("StopIteration", "draw.py", "train_step.py"))
+    seen = of_rank(0, ended(PEER, "backward.py"))
+    report = judged(own, seen) if first else judged(seen, own)
+    assert (report.verdict, report.phase) == ("unknown", "training-step")
+    assert "[rank1]: StopIteration" in report.telling[0].text
+    assert "/job/train_step.py:3" in report.telling[1].text
+    assert report.nearest == ("comm.peer-died",)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "",
+        of_rank(0, ended("ValueError: x", "draw.py")),  # the rank that saw it
+        of_rank(1, ended("torch.distributed.DistBackendError: NCCL", "draw.py")),
+        of_rank(1, ended("SignalException: Process 7 got signal: 15", "draw.py")),
+    ],
+)
+def test_what_peers_saw_is_the_cause_where_no_other_rank_failed_by_itself(
+    other: str,
+) -> None:
+    assert judged(of_rank(0, ended(PEER, "backward.py")), other).verdict == "failed"
+
+
+def test_a_peers_error_that_the_run_outlived_is_not_its_cause() -> None:
+    steps = "".join(f"step {n}/9 loss 2.0\n" for n in range(1, 6))
+    own = of_rank(1, ended("KeyError: 'web'", "draw.py"))
+    report = judged(own, steps, of_rank(0, ended(PEER, "backward.py")))
+    assert [one.cause for one in report.causes] == ["comm.peer-died"]
+
+
+def test_a_rule_that_only_guesses_is_named_among_what_an_unknown_failure_is_like() -> (
+    None
+):
+    signature = Signature(text=("0x7f3c",), example="0x7f3c", confidence="guess")
+    broad = Rule("own.rule", "", "cause", "", signatures=(signature,))
+    text = ended("RuntimeError: no event loop for 0x7f3c", "update_weights.py")
+    rules = {**CATALOGUE, broad.id: broad}
+    log = log_file.read(io.BytesIO(text.encode()), "x.log", 0, rules)
+    report = logs.judge([log], rules)
+    assert report.verdict == "unknown"
+    assert report.nearest[0] == "own.rule"
+    assert len(report.nearest) > 1

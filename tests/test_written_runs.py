@@ -41,3 +41,18 @@ def test_every_label_is_of_this_project() -> None:
 def test_of_two_failures_the_first_is_told(label: dict[str, object]) -> None:
     log = RUNS / "development" / f"{label['name']}.log"
     assert logs.examine([log], CATALOGUE).causes[0].cause in wanted(label)
+
+
+NAMED = [
+    one
+    for one in LABELS
+    if one["outcome"] == "failed"
+    and (RUNS / "development" / f"{one['name']}.log").exists()
+]
+
+
+@pytest.mark.parametrize("label", NAMED, ids=lambda one: one["name"])
+def test_a_cause_that_is_named_is_right(label: dict[str, object]) -> None:
+    log = RUNS / "development" / f"{label['name']}.log"
+    named = [one.cause for one in logs.examine([log], CATALOGUE).causes][:1]
+    assert {*named} <= {*wanted(label)} - {""}

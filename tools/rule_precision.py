@@ -3,9 +3,9 @@
     python tools/rule_precision.py docs/rule-precision.md
 
 Every signature is held against every labelled log for development (tests/logs,
-tests/runs, tests/metrics_runs; none that is held out). Where it counts, after what the
-run survived is left out, it is right when the log is labelled with its cause, or with
-one that is known to bring its cause about.
+tests/runs, tests/metrics_runs, tests/written_runs; none that is held out). Where it
+counts, after what the run survived is left out, it is right when the log is labelled
+with its cause, or with one that is known to bring its cause about.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ def labelled() -> Iterator[tuple[Path, frozenset[str], bool]]:
         cause = path.parent.name
         ends = cause.partition(".")[0] in ENDS
         yield path, frozenset() if ends else frozenset({cause}), False
-    for folder in ("runs", "metrics_runs"):
+    for folder in ("runs", "metrics_runs", "written_runs"):
         table = tomllib.loads((TESTS / folder / "labels.toml").read_text("utf-8"))
         for label in table["run"]:
             wanted = frozenset({label.get("cause", ""), *label.get("also", ())})
             sound = label["outcome"] in {"healthy", "survived", "running"}
             for path in (TESTS / folder / "development").glob(f"{label['name']}.log*"):
-                yield path, frozenset() if sound else wanted | {""}, True
+                real = folder != "written_runs"
+                yield path, frozenset() if sound else wanted | {""}, real
 
 
 Counts = dict[tuple[str, Signature], Counter[str]]

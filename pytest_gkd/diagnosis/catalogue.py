@@ -67,7 +67,8 @@ class Signature:
     ``through``; a frame is given as a function, a library's file or folder, or
     ``file.py:function``. ``named`` is a pattern that a process, function or file on the
     way must match (``RewardWorker``, ``llm_judge``, ``teacher.py``), ``code`` one for
-    the innermost line of the program that the traceback shows. ``beside`` requires
+    the innermost line of the program that the traceback shows. ``in_library`` leaves
+    out exceptions that a program's own code raised. ``beside`` requires
     another line of the same process with one of its texts, in the same exceptions or
     ``within`` this many lines. ``phases``
     limits it to exceptions raised in these phases, by their frames (``unknown`` if
@@ -99,6 +100,7 @@ class Signature:
     through: tuple[str, ...] = ()
     named: str = ""
     code: str = ""
+    in_library: bool = False
     beside: tuple[str, ...] = ()
     within: int = 0
     phases: tuple[str, ...] = ()
@@ -113,7 +115,7 @@ class Signature:
     @property
     def in_parts(self) -> bool:
         """Whether the line alone is not enough for a match."""
-        return self.of_exception or bool(self.beside or self.phases)
+        return self.of_exception or self.in_library or bool(self.beside or self.phases)
 
     @property
     def anchors(self) -> tuple[str, ...]:

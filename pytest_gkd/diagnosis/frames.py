@@ -30,6 +30,17 @@ _TEACHER = re.compile(
 _TAKES_APART = re.compile(r" = (?:\[\w+\[|[\w.]+\[[^(]*$)")
 # What the trainer asks of both its own model and a teacher.
 _LOG_PROBS = re.compile(r"log_?probs?", re.IGNORECASE)
+# Libraries and frameworks, also where they run from their sources or a model's folder.
+_LIBRARY = re.compile(
+    r"/(?:(?:site|dist)-packages|transformers_modules|verl|trl|swift|slime|nemo_rl"
+    r"|openrlhf|lightrft|skyrl\w*|areal|roll|llamafactory|megatron|deepspeed|vllm|sglang"
+    r"|transformers|accelerate|peft|datasets)/"
+)
+# What only calls the code of others, such as a module's ``forward``.
+_CALLER = re.compile(
+    r"^<|/lib/python[\d.]+/(?!(?:site|dist)-packages/)|/ray/_private/"
+    r"|/torch/(?:nn/modules/(?:module|container)|utils/\w+|autograd/\w+)\.py$"
+)
 _IMPORTING = re.compile(
     r"^(?:<module>|__getattr__|_get_module|import_module|_gcd_import|_find_and_load\w*"
     r"|_call_with_frames_removed|_load_unlocked|exec_module)$"
@@ -87,6 +98,12 @@ def is_at(frame: Frame, word: str) -> bool:
 def is_general(frame: Frame) -> bool:
     """Whether a frame lies in Python's own files or a library that every job uses."""
     return _GENERAL.search(frame.file) is not None
+
+
+def in_library(raised: Raised) -> bool:
+    """Whether a library's code raised it, as far as its frames tell."""
+    files = [frame.file for frame in raised.frames if not _CALLER.search(frame.file)]
+    return not files or _LIBRARY.search(files[-1]) is not None
 
 
 def _imports(raised: Raised) -> bool:

@@ -16,6 +16,7 @@ from pytest_gkd.diagnosis import (
     log_end,
     log_phases,
     log_sources,
+    peer_failure,
     phase_marks,
     recovery,
     silence,
@@ -122,6 +123,9 @@ def _verdict(
     if strong:
         phase = failed_in or _phase_of(strong[0], logs, phase)
     if strong and not waits:
+        seen_only = catalogue[strong[0].cause].seen_by_peer
+        if seen_only and (first := peer_failure.behind(strong[0], found, logs)):
+            return peer_failure.report(*first, strong[0], phase, last)
         return LogReport("failed", phase, causes, last=last)
     survived = () if causes else tuple(_survived(logs))
     crashed = _of(logs, [one for one in processes if one.crashed])
@@ -135,7 +139,7 @@ def _verdict(
         ends = ((log, log.tail_at + len(log.tail)) for log in failed)
         raised = (_raised_in(log, at, last=phase) for log, at in ends)
         phase = failed_in or next(filter(None, raised), phase)
-        return _unknown(failed if ended else logs, phase, last, catalogue)
+        return _unknown(failed if ended else logs, phase, last, found, catalogue)
     if ended or silenced:  # what the finished or working ones do is known
         logs = silenced or left
         text = b"\n".join(log.edges for log in logs)
@@ -165,7 +169,7 @@ def _verdict(
     if at_work and all(log_end.at_rest(log.tail) for log in logs):
         return LogReport("running", phase, last=last, survived=survived)
     if not at_work and not stopped and phase == "unknown":
-        return _unknown(logs, phase, last, catalogue)
+        return _unknown(logs, phase, last, found, catalogue)
     progress = _progress(logs)
     return LogReport(
         "running" if at_work else "hung",
@@ -266,10 +270,16 @@ def counted(logs: list[Log]) -> Iterator[Hit]:
 
 
 def _unknown(
-    logs: list[Log], phase: str, last: EvidenceLine | None, catalogue: Catalogue
+    logs: list[Log],
+    phase: str,
+    last: EvidenceLine | None,
+    found: list[Candidate],
+    catalogue: Catalogue,
 ) -> LogReport:
     telling = _telling(logs)
-    guesses = nearest((line.text for line in telling[:3]), catalogue)
+    broad = [one.cause for one in found if not one.weak]
+    alike = nearest((line.text for line in telling[:3]), catalogue)
+    guesses = [*dict.fromkeys([*broad, *alike])][:MAX_CAUSES]
     return LogReport(
         "unknown", phase, last=last, telling=telling, nearest=tuple(guesses)
     )

@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 
 from pytest_gkd.diagnosis.catalogue import Signature
 from pytest_gkd.diagnosis.exceptions import Chain, Places, Raised
-from pytest_gkd.diagnosis.frames import is_at, is_general, phase_of
+from pytest_gkd.diagnosis.frames import in_library, is_at, is_general, phase_of
 from pytest_gkd.diagnosis.patterns import pattern_of
 from pytest_gkd.diagnosis.scan import Hit
 from pytest_gkd.diagnosis.stack_dump import Frame
@@ -19,7 +19,7 @@ def asked(hits: Iterable[Hit]) -> bool:
     hits = list(hits)
     several = len({hit.cause for hit in hits if hit.tier}) > 1
     return several or any(
-        hit.signature.in_parts or hit.tier == "fallback" for hit in hits
+        hit.signature.in_parts or hit.tier in {"fallback", ""} for hit in hits
     )
 
 
@@ -65,6 +65,8 @@ def _held(hit: Hit, chain: Chain, one: Raised | None, beside: list[Hit]) -> Hit 
         if not asks.text and asks.raised and hit.order != one.at:
             return None
         hit = replace(hit, facts=_facts(one) | dict(hit.facts))
+    if asks.in_library and one is not None and not in_library(one):
+        return None
     if asks.phases and (phase_of(chain) or "unknown") not in asks.phases:
         return None
     near = [other for other in beside if other.signature.text == asks.beside]
