@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from pytest_gkd.diagnosis import frames, recovery
-from pytest_gkd.diagnosis.diagnose import EvidenceLine
+from pytest_gkd.diagnosis.evidence import EvidenceLine
 from pytest_gkd.diagnosis.exceptions import Chain
 from pytest_gkd.diagnosis.log_file import Log
 from pytest_gkd.diagnosis.log_report import LogReport
