@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from test_render import DIAGNOSIS, block, record
-from test_translations import CHINESE_TEXT
 
 from pytest_gkd import language, options
 from pytest_gkd.__main__ import main
@@ -23,6 +22,7 @@ from pytest_gkd.report.columns import cells, padded, wrapped
 from pytest_gkd.report.compare import Report
 from pytest_gkd.report.record import PASSED, TIMEOUT
 
+CHINESE_TEXT = re.compile("[\u4e00-\u9fff]")
 RULES = catalogue.built_in()
 LOG = Path(__file__).parent / "logs/comm.collective-timeout"
 PROBE = """

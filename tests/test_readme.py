@@ -13,6 +13,7 @@ from pytest_gkd.stage_specs import BY_NAME, LAYOUTS, OF_EVERY_JOB, STAGES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
+CHINESE = (ROOT / "README.zh.md").read_text("utf-8")
 
 TAKES_A_LOCK_TWICE = """import threading
 
@@ -35,7 +36,7 @@ def test_every_option_is_in_the_readme(flag: str) -> None:
 
 def test_no_option_in_the_readme_is_unknown() -> None:
     known = {option.flag for option in WITH_FLAG}
-    assert set(re.findall(r"--gkd-[a-z-]+[a-z]", README)) <= known
+    assert set(re.findall(r"--gkd-[a-z-]+[a-z]", README + CHINESE)) <= known
 
 
 def test_the_table_of_stages_is_that_of_the_specs() -> None:
@@ -60,7 +61,7 @@ def test_makes_targets_are_there() -> None:
 
 
 def test_every_file_that_the_readme_links_to_is_there() -> None:
-    for link in re.findall(r"\]\(([^)#]+)\)", README):
+    for link in re.findall(r"\]\(([^)#]+)\)", README + CHINESE):
         assert (ROOT / link).exists(), link
 
 
@@ -88,6 +89,26 @@ def test_the_failures_that_the_readme_shows_are_printed_so(
     printed = done.stdout.replace(str(tmp_path), "/home/me/job")
     told, ours = (_block(text, stage) for text in (README, printed))
     assert _words(ours) == _words(told)
+
+
+def test_the_failure_that_the_chinese_readme_shows_is_printed_so(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.jsonl").write_text('{"prompt": "What is salt?"}\n')
+    wanted = ["--gkd-stages=data", "--gkd-train-files=trian.jsonl", "--gkd-lang=zh"]
+    done = fresh_python.run(
+        "-m", "pytest", "-p", "no:cacheprovider", *wanted, cwd=tmp_path
+    )
+    printed = done.stdout.replace(str(tmp_path), "/home/me/job")
+    told, ours = (_chinese_block(text) for text in (CHINESE, printed))
+    assert ours == told
+
+
+def _chinese_block(text: str) -> str:
+    """What is told of the failure, without line ends and seconds."""
+    found = re.search(r"^阶段 data .*?(?=^```|^gkd: )", text, re.DOTALL | re.MULTILINE)
+    assert found
+    return re.sub(r"在[\d.]+s后", "", "".join(found[0].split()))
 
 
 def test_the_green_runs_that_the_readme_shows_are_of_its_stages() -> None:

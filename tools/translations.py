@@ -33,7 +33,6 @@ KEPT = re.compile(
     r"\{[^{}]*\}|<[a-z]\w*>|%[sd]|`[^`]*`|'[^'\s]+'|--[\w-]+(?:=[\w,./-]+)?"
     r"|\b[A-Z][A-Z0-9]*_[A-Z0-9_]+\b|\b[a-z][a-z0-9]*_[a-z0-9_]+\b|/(?:dev|proc|etc)/\w+"
 )
-CHINESE_TEXT = re.compile(r"[\u4e00-\u9fff]")
 
 
 class Undated(Catalog):
