@@ -35,7 +35,7 @@ def test_what_is_read_at_run_time_is_what_was_translated() -> None:
         read = gettext.GNUTranslations(file)
     for message in translations.kept():
         if message.id:
-            assert read.gettext(message.id) == message.string
+            assert read.gettext(str(message.id)) == message.string
 
 
 def test_a_translation_is_chinese_and_ends_as_its_text_does() -> None:
