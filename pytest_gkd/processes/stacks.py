@@ -6,7 +6,6 @@ import contextlib
 import faulthandler
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,15 +20,13 @@ from pytest_gkd.diagnosis import stack_dump
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.stack_dump import Frame
 from pytest_gkd.files import make_way, write_private
-from pytest_gkd.processes import host_capabilities, procfs
+from pytest_gkd.processes import procfs, py_spy
 from pytest_gkd.processes import tree as processes
 
 Prepare = Callable[[Path], None]
 DUMP_SIGNAL = signal.SIGUSR1
 SIGNAL_GRACE_S = 0.2
-SPY_END_S = 0.2
 LIMIT = 32
-NATIVE_AT_ONCE = 8  # each py-spy loads the symbols of torch's libraries: 0.1 GB
 _PYTEST_FRAME = Pattern(
     rb"[(/](?:(?:_pytest|pluggy|xdist|execnet)/|pytest_gkd/run/)|\(<string>"
 )
@@ -171,29 +168,20 @@ def collect_of(
     ``out``; ``armed`` is the directory given to ``arm``. ``prepare`` creates the
     directory of a file, or raises OSError. A process that has not answered after
     ``limit_s`` seconds gets a note instead; one that is not Python gets its state and
-    what it waits in. With ``native``, C and C++ frames are included where py-spy can
-    tell them: half of the time goes to asking for those, a few processes at once, the
-    rest to plain Python stacks. ``root`` is the stage's own process.
+    what it waits in. ``native`` is ``py_spy.dump``'s. ``root`` is the stage's own
+    process.
     """
     tree = [p for p in asked if processes.alive(p) and not procfs.is_tracker(p.pid)]
     # Nobody reads the stacks of a thousand processes.
     dropped, tree = tree[most:], tree[:most]
-    began = monotonic()
-    deadline = began + limit_s
-    texts: dict[int, str] = {}
-    if native:
-        half = began + limit_s / 2
-        for first in range(0, len(tree), NATIVE_AT_ONCE):
-            some = tree[first : first + NATIVE_AT_ONCE]
-            if monotonic() < half:
-                texts |= _ask(some, half, native=True)
-    plain = [p for p in tree if "Thread" not in texts.get(p.pid, "")]
-    texts |= _ask(plain, deadline)
+    deadline = monotonic() + limit_s
+    texts = py_spy.dump(tree, deadline, native=native)
     found = []
     for process in tree:
         text = texts[process.pid]
-        if "Thread" not in text:
-            text = _by_signal(process, armed, deadline) or _note(process, text)
+        if not py_spy.has_stacks(text):
+            told = _by_signal(process, armed, deadline)
+            text = told or py_spy.note(process, text)
         text = sanitize.text(text)
         command = processes.describe(process)
         path = out / f"{process.pid}.txt"
@@ -205,50 +193,6 @@ def collect_of(
         text = "\n".join([f"{len(dropped)} more processes, without stacks:", *lines])
         _keep(out / "more.txt", text + "\n", prepare)
     return found
-
-
-def _ask(
-    some: Sequence[psutil.Process], deadline: float, *, native: bool = False
-) -> dict[int, str]:
-    """py-spy's output for each, all run at once."""
-    spies = {p.pid: _spy(p, native=native) for p in some}
-    return {pid: _answer(spy, deadline) for pid, spy in spies.items()}
-
-
-def _spy(
-    process: psutil.Process, *, native: bool = False
-) -> subprocess.Popen[str] | str:
-    """A running py-spy, or why there is none."""
-    program = host_capabilities.py_spy()
-    if program is None:
-        return "py-spy is not installed"
-    arguments = [program, "dump", "--pid", str(process.pid)]
-    arguments += ["--native"] * native
-    with contextlib.suppress(psutil.Error):  # py-spy will say so itself
-        if process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_DISK_SLEEP):
-            if native:
-                return "a stopped process cannot be asked for native frames"
-            # ptrace cannot attach to it, or waits as long as the kernel holds it.
-            arguments.append("--nonblocking")
-    try:
-        return subprocess.Popen(
-            arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-    except OSError as error:  # such as too many processes
-        return f"py-spy could not be started: {error.strerror}"
-
-
-def _answer(spy: subprocess.Popen[str] | str, deadline: float) -> str:
-    if isinstance(spy, str):
-        return spy
-    try:
-        return spy.communicate(timeout=max(0.05, deadline - monotonic()))[0]
-    except subprocess.TimeoutExpired:
-        spy.kill()
-        # It may be stuck in the kernel on the process that it has attached to.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            spy.communicate(timeout=SPY_END_S)
-        return "py-spy did not answer in time"
 
 
 def _by_signal(process: psutil.Process, armed: Path, deadline: float) -> str:
@@ -268,14 +212,3 @@ def _by_signal(process: psutil.Process, armed: Path, deadline: float) -> str:
             return text  # nothing more was added: it is complete
         text = longer
     return text if "File " in text else ""
-
-
-def _note(process: psutil.Process, why: str) -> str:
-    # py-spy may add its own backtrace, and repeats its command before an error.
-    told = [line for line in why.strip().splitlines() if line.startswith("Error: ")]
-    lines = [*told, *why.strip().splitlines()[-1:], "no stacks"][:1]
-    with contextlib.suppress(psutil.Error, OSError):
-        lines.append(f"state: {process.status()}")
-        waits = Path(f"/proc/{process.pid}/wchan").read_text().strip()
-        lines.append(f"waits in kernel function: {waits or 'unknown'}")
-    return "\n".join(lines)
