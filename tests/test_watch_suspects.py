@@ -36,6 +36,7 @@ def test_what_is_not_seen_is_not_worded_as_seen(tmp_path: Path) -> None:
             Progress(phase="checkpoint"),
             b"Saving checkpoint",
             None,
+            natively=lambda seen, _: seen,
         )
         lines = report.text().splitlines()
         return [line.split(".    ")[1] for line in lines if ".    " in line]

@@ -77,9 +77,12 @@ class Machine:
 
     def pids(self, *words: str) -> list[int]:
         """Who is inside with all of these in its command line, as seen from outside."""
-        inside = procfs.below([self.pid], procfs.table())
+        inside = procfs.link(self.pid, "ns/pid")
         return sorted(
-            pid for pid in inside if all(w in procfs.full_command(pid) for w in words)
+            pid
+            for pid in procfs.pids()
+            if procfs.link(pid, "ns/pid") == inside
+            and all(word in procfs.full_command(pid) for word in words)
         )
 
     def end(self) -> None:

@@ -399,7 +399,8 @@ def _get(url: str) -> str:
 def _kernel(job: _Job) -> Finding | None:
     """What the kernel has said since the job began, where that may be read."""
     ticks = os.sysconf("SC_CLK_TCK")
-    began = min((one.start for one in job.processes), default=0) / ticks
+    starts = [one.start for one in job.processes if not one.node]
+    began = min(starts, default=0) / ticks
     lines = oom.kernels_lines(KERNELS, began)
     if not lines:
         return None

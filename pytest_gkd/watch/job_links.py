@@ -23,8 +23,13 @@ def known(processes: Sequence[ProcessSample]) -> Known:
 
 def calls(processes: Sequence[ProcessSample]) -> dict[tuple[int, int], Call]:
     """The kernel call of each main thread and of each thread with a stack."""
-    found = {}
+    found: dict[tuple[int, int], Call] = {}
     for process in processes:
+        found |= {(process.pid, number): call for number, call in process.calls}
+        if main := dict(process.calls).get(process.local_pid):
+            found[process.pid, process.pid] = main
+        if process.node:
+            continue
         for number in {process.pid, *(t.number for t in process.threads)} - {0}:
             if call := kernel_calls.of(process.pid, number):
                 found[process.pid, number] = call

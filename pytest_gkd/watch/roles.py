@@ -54,15 +54,18 @@ class Facts:
     environ: Mapping[str, str]
 
 
-def roles(processes: list[Facts], driver: int | None = None) -> dict[int, Role]:
+def roles(
+    processes: list[Facts], driver: int | None = None, *, in_ray: bool = False
+) -> dict[int, Role]:
     """The role of each process, by pid.
 
-    ``driver`` is the command's own process. A process with its parent's command line is
+    ``driver`` is the command's own process; with ``in_ray`` it is one of Ray's, even if
+    no process of Ray's is here. A process with its parent's command line is
     a fork of it, such as a DataLoader's worker of a rank, a task or the driver.
     """
     by_pid = {one.pid: one for one in processes}
     found = {one.pid: _alone(one) for one in processes}
-    has_ray = any(role.kind.startswith("ray-") for role in found.values())
+    has_ray = in_ray or any(role.kind.startswith("ray-") for role in found.values())
     for one in processes:
         parent = by_pid.get(one.ppid)
         if parent is None:

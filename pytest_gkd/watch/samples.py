@@ -8,6 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pytest_gkd.diagnosis.stack_dump import Thread
+from pytest_gkd.processes.kernel_calls import Call
+
+# No pid has more bits (Linux, include/linux/threads.h, PID_MAX_LIMIT).
+PID_BITS = 22
 
 # The kinds of process that a job is made of (see ``roles``).
 KINDS = (
@@ -55,6 +59,11 @@ class ProcessSample:
     reads a socket, ``woken`` how often that thread has slept. ``wchan``, ``tracer``,
     these and ``threads`` are there only where stacks were taken; ``problem`` is why
     they were not.
+
+    ``node`` names another node of the job, and is empty for this machine. There, the
+    node's number stands above the bits of ``pid`` and ``ppid``, so that no two are
+    alike and none is of this machine; ``calls`` are its threads' kernel calls, by
+    thread, and ``at`` is when the answer came (``clock.monotonic()``).
     """
 
     pid: int
@@ -73,11 +82,42 @@ class ProcessSample:
     woken: int = 0
     threads: tuple[Thread, ...] = ()
     problem: str = ""
+    node: str = ""
+    calls: tuple[tuple[int, Call], ...] = ()
+    at: float = 0.0
+
+    @property
+    def local_pid(self) -> int:
+        """Its pid on its own machine."""
+        return local_pid(self.pid)
+
+    @property
+    def place(self) -> str:
+        """Its pid, and its node unless that is this machine: ``pid 712 on node-b``."""
+        return f"pid {self.local_pid}" + (f" on {self.node}" if self.node else "")
 
     @property
     def label(self) -> str:
         """Its role and pid, for people: ``rank 3 (pid 712)``."""
-        return f"{self.role.name or self.role.kind} (pid {self.pid})"
+        return f"{self.role.name or self.role.kind} ({self.place})"
+
+
+def local_pid(pid: int) -> int:
+    """The pid of a process on its own machine; see ``ProcessSample``."""
+    return pid & ((1 << PID_BITS) - 1)
+
+
+@dataclass(frozen=True)
+class NodeSample:
+    """Another node of the job's cluster.
+
+    ``problem`` is why it is not seen now, empty where it is; ``is_lost`` that it has
+    left the cluster, with processes of the job.
+    """
+
+    name: str
+    problem: str = ""
+    is_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +142,8 @@ class JobSample:
     connected to, as ``host:port``, and ``gpus_at_work`` why a GPU may be computing for
     the job; ``unanswered`` says who waits for a machine that cannot be reached, and
     ``unplaced`` for what its Ray cluster has no place; all of these only with stacks.
-    ``unseen`` says what could not be looked at.
+    ``nodes`` are the other nodes of its Ray cluster. ``unseen`` says what could not be
+    looked at.
     """
 
     at: float
@@ -117,7 +158,14 @@ class JobSample:
     gpus_at_work: str = ""
     unanswered: tuple[str, ...] = ()
     unplaced: tuple[str, ...] = ()
+    nodes: tuple[NodeSample, ...] = ()
     unseen: tuple[str, ...] = ()
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """The machines that this look has seen: other nodes' names, and an empty one
+        for this machine."""
+        return frozenset(["", *(one.name for one in self.nodes if not one.problem)])
 
     @property
     def has_stacks(self) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,13 +16,18 @@ from pytest_gkd.diagnosis import stack_dump
 from pytest_gkd.processes import (
     gpus,
     host_capabilities,
-    kernel_calls,
     procfs,
     resource_use,
     stacks,
 )
 from pytest_gkd.processes.procfs import Stat
-from pytest_gkd.watch import far_peers, ray_places, roles
+from pytest_gkd.watch import (
+    far_peers,
+    process_facts,
+    ray_nodes,
+    ray_places,
+    roles,
+)
 from pytest_gkd.watch.samples import GpuSample, JobSample, ProcessSample, Role
 from pytest_gkd.watch.scope import Scope
 
@@ -30,10 +35,10 @@ from pytest_gkd.watch.scope import Scope
 TITLES_EVERY_S = 5.0
 GPUS_EVERY_S = 5.0
 LOOK_LIMIT_S = 10.0
+NATIVE_S = 20.0
 # Nobody reads the stacks of more; and each takes py-spy a tenth of a second of CPU.
 MOST_STACKS = 256
 MOST_NATIVE = 64
-_READS = {"x86_64": "0", "aarch64": "63"}  # read(2)'s number
 
 
 class Sampler:
@@ -56,6 +61,7 @@ class Sampler:
         self._titles_at = self._gpus_at = float("-inf")
         self._gpus: tuple[GpuSample, ...] = ()
         self._gpu_reader = gpus.Reader()
+        self.nodes = ray_nodes.RayNodes()
 
     def take(self) -> JobSample:
         """A cheap look, without stacks."""
@@ -83,15 +89,18 @@ class Sampler:
         if now >= self._gpus_at + GPUS_EVERY_S:
             self._gpus_at, self._gpus = now, self._read_gpus()
         output_bytes, output_at = self._output()
+        self.nodes.refresh(self.scope.raylet, self.scope.jobs, now)
+        far = self.nodes.last
         return JobSample(
             now,
             time.clock_gettime(time.CLOCK_BOOTTIME),
             output_bytes,
             output_at,
-            tuple(processes),
-            self._gpus,
+            (*processes, *far.processes),
+            (*self._gpus, *far.gpus),
             resource_use.network_bytes(),
             self._blocked_s(),
+            nodes=far.nodes,
             unseen=self.scope.unseen,
         )
 
@@ -101,25 +110,24 @@ class Sampler:
         Usage is read first: to be looked at makes a process run.
         """
         self.scope.find(monotonic(), closely=True)
+        answers = self._ask_nodes("stacks")
         sample = self.take()
+        here = [one for one in sample.processes if not one.node]
         asked = []
-        for one in sample.processes:
+        for one in here:
             if one.role.kind not in ("helper", "ray-system", "compiler"):
                 try:
                     asked.append(psutil.Process(one.pid))
                 except psutil.NoSuchProcess:
                     continue
-        tracers = {one.pid: _tracer(one.pid) for one in sample.processes}
-        sample = replace(
-            sample,
-            processes=tuple(
-                # Whose stacks are taken, by us or by others, is stopped for a moment.
-                replace(one, state="S")
-                if one.state == "t" and not tracers[one.pid]
-                else one
-                for one in sample.processes
-            ),
-        )
+        tracers = {one.pid: process_facts.tracer(one.pid) for one in here}
+        here = [
+            # Whose stacks are taken, by us or by others, is stopped for a moment.
+            replace(one, state="S")
+            if one.state == "t" and not tracers[one.pid]
+            else one
+            for one in here
+        ]
         out = out.absolute()
         found = stacks.collect_of(
             asked,
@@ -130,19 +138,52 @@ class Sampler:
         )
         texts = {one.pid: one.text for one in found}
         looked = tuple(
-            _closely(one, texts.get(one.pid), tracers[one.pid])
-            for one in sample.processes
+            _closely(one, texts.get(one.pid), tracers[one.pid]) for one in here
         )
-        pids = [one.pid for one in sample.processes]
+        lost = far_peers.unanswered(looked) if self.scope.remote else ()
+        far = answers.result()
         return replace(
             sample,
-            processes=looked,
-            remote=self.scope.remote,
-            gpus_at_work=gpus.at_work(pids),
-            unanswered=far_peers.unanswered(looked) if self.scope.remote else (),
-            unplaced=ray_places.unplaced(looked),
-            unseen=(*sample.unseen, *_unseen(looked)),
+            processes=(*looked, *far.processes),
+            remote=far.elsewhere(self.scope.remote),
+            gpus_at_work=gpus.at_work(one.pid for one in here) or far.gpus_at_work,
+            unanswered=(*lost, *far.lost),
+            unplaced=ray_places.unplaced((*looked, *far.processes)),
+            nodes=far.nodes,
+            unseen=(*sample.unseen, *_unseen(looked), *far.unseen),
         )
+
+    def natively(self, sample: JobSample, out: Path) -> JobSample:
+        """The same look, with the frames of C and C++ where py-spy can tell them.
+
+        They tell which lock or collective a process waits in, and take py-spy seconds.
+        """
+        answers = self._ask_nodes("native")
+        alive = [
+            psutil.Process(one.pid)
+            for one in sample.processes
+            if one.threads and procfs.is_alive(one.pid, one.start)
+        ]
+        found = stacks.collect_of(
+            alive, out / "none", out, limit_s=NATIVE_S, native=True, most=MOST_NATIVE
+        )
+        threads = {one.pid: stack_dump.threads(one.text, one.pid) for one in found}
+        far = answers.result()
+        far.keep(out)
+        known = {one.pid: one for one in far.processes if one.threads}
+        return replace(
+            sample,
+            processes=tuple(
+                replace(one, threads=threads.get(one.pid) or one.threads)
+                if one.pid not in known
+                else known[one.pid]
+                for one in sample.processes
+            ),
+        )
+
+    def _ask_nodes(self, look: str) -> Future[ray_nodes.Seen]:
+        limit_s = LOOK_LIMIT_S if look == "stacks" else NATIVE_S
+        return self.nodes.begin(self.scope.raylet, self.scope.jobs, look, limit_s)
 
     def _read_gpus(self) -> tuple[GpuSample, ...]:
         return tuple(
@@ -165,7 +206,8 @@ class Sampler:
             roles.Facts(pid, one.ppid, procfs.full_command(pid), procfs.environ(pid))
             for pid, one in found.items()
         ]
-        told = roles.roles(facts, self._driver())
+        in_ray = bool(self.scope.sessions)
+        told = roles.roles(facts, self._driver(), in_ray=in_ray)
         self._known = {
             (one.pid, found[one.pid].start): (
                 replace(told[one.pid], name=sanitize.line(told[one.pid].name)[:80]),
@@ -173,28 +215,6 @@ class Sampler:
             )
             for one in facts
         }
-
-
-def natively(sample: JobSample, out: Path) -> JobSample:
-    """The same look, with the frames of C and C++ where py-spy can tell them.
-
-    They tell which lock or collective a process waits in, and take py-spy seconds.
-    """
-    alive = [
-        psutil.Process(one.pid)
-        for one in sample.processes
-        if one.threads and procfs.is_alive(one.pid, one.start)
-    ]
-    limit_s = 2 * LOOK_LIMIT_S
-    found = stacks.collect_of(
-        alive, out / "none", out, limit_s=limit_s, native=True, most=MOST_NATIVE
-    )
-    threads = {one.pid: stack_dump.threads(one.text, one.pid) for one in found}
-    looked = (
-        replace(one, threads=threads.get(one.pid) or one.threads)
-        for one in sample.processes
-    )
-    return replace(sample, processes=tuple(looked))
 
 
 def _closely(one: ProcessSample, text: str | None, tracer: int) -> ProcessSample:
@@ -205,52 +225,9 @@ def _closely(one: ProcessSample, text: str | None, tracer: int) -> ProcessSample
         one,
         threads=threads,
         problem="" if threads else " ".join(text.split())[:200],
-        wchan=_wchan(one.pid),
         tracer=tracer,
-        reads_terminal=reads_terminal(one.pid),
-        receives=_receives(one.pid),
-        woken=_woken(one.pid),
+        **process_facts.of(one.pid)._asdict(),
     )
-
-
-def _wchan(pid: int) -> str:
-    try:
-        return (procfs.PROC / str(pid) / "wchan").read_text("utf-8", "replace").strip()
-    except OSError:
-        return ""
-
-
-def _tracer(pid: int) -> int:
-    """Who debugs a process; 0 for nobody, and for py-spy."""
-    found = procfs.status_word(pid, "TracerPid")
-    tracer = int(found) if found.isdecimal() else 0
-    program = procfs.full_command(tracer).partition(" ")[0] if tracer else ""
-    return 0 if program.rpartition("/")[2] == "py-spy" else tracer
-
-
-def _receives(pid: int) -> bool:
-    call = kernel_calls.of(pid)
-    return (
-        call is not None
-        and call.name in ("read", "recvfrom", "recvmsg")
-        and call.target.startswith("socket:")
-    )
-
-
-def _woken(pid: int) -> int:
-    found = procfs.status_word(pid, "voluntary_ctxt_switches")
-    return int(found) if found.isdecimal() else 0
-
-
-def reads_terminal(pid: int) -> bool:
-    """Whether a process's main thread waits for what is typed at a terminal."""
-    try:
-        words = (procfs.PROC / str(pid) / "syscall").read_text().split()
-    except OSError:
-        return False
-    if len(words) < 2 or words[0] != _READS.get(os.uname().machine):
-        return False
-    return procfs.link(pid, f"fd/{int(words[1], 16)}").startswith("/dev/pts/")
 
 
 def _unseen(looked: tuple[ProcessSample, ...]) -> list[str]:

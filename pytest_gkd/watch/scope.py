@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ PEERS_EVERY_S = 30.0
 _SESSION = re.compile(r"(/\S+?/session_[\w.-]+)/")
 _OF_JOB = re.compile(r"/python-core-(?:worker|driver)-([0-9a-f]{8})[0-9a-f]*_\d+\.log$")
 _WORKER = re.compile(r"/worker-[0-9a-f]+-([0-9a-f]{8})-\d+\.(?:out|err)$")
+_GCS, _RAYLET = "gcs_server", "raylet"
 # Of a session's logs, what a program prints and what Ray itself complains of; the rest
 # are events and debug logs of its parts.
 _TELLING = re.compile(
@@ -39,13 +40,17 @@ class Scope:
 
     ``seeds`` gives those that it begins with; ``spare`` are left out, with what is
     below them. ``sessions`` are the directories of the Ray sessions that it uses,
-    ``remote`` the addresses of other machines that it is connected to, ``unseen``
-    what may not be looked into, in words.
+    ``jobs`` Ray's ids of what it runs there, ``raylet`` the pid of this machine's
+    raylet where the cluster has other machines, 0 where it has none; ``remote`` the
+    addresses of other machines that the job is connected to, ``unseen`` what may not be
+    looked into, in words.
     """
 
     seeds: Callable[[dict[int, Stat]], Iterable[int]]
     spare: frozenset[int] = frozenset()
     sessions: set[str] = field(default_factory=set)
+    jobs: set[str] = field(default_factory=set)
+    raylet: int = 0
     remote: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
     _peers: dict[int, int] = field(default_factory=dict)  # pid to start
@@ -77,22 +82,27 @@ class Scope:
     def _look_around(self, mine: set[int], table: dict[int, Stat]) -> None:
         ours: set[tuple[str, int]] = set()
         remote: set[str] = set()
-        jobs: set[str] = set()
+        reaching: set[int] = set()  # who is connected to other machines
         for one in (every := _connections()):
-            if one.pid not in mine or one.status != psutil.CONN_ESTABLISHED:
+            if one.status != psutil.CONN_ESTABLISHED or one.pid is None:
                 continue
             host, port = _plain(one.raddr[0]), int(one.raddr[1])
-            if _is_here(host, _plain(one.laddr[0])):
+            is_here = _is_here(host, _plain(one.laddr[0]))
+            if not is_here:
+                reaching.add(one.pid)
+            if one.pid in mine and is_here:
                 ours.add((host, port))
-            else:
+            elif one.pid in mine:
                 remote.add(f"{host}:{port}")
         for pid in mine:
             for path in open_files(pid):
                 if session := _SESSION.match(path):
                     self.sessions.add(session[1])
-                if job := _OF_JOB.search(path):
-                    jobs.add(job[1])
+                if job := _OF_JOB.search(path) or _WORKER.search(path):
+                    self.jobs.add(job[1])
         self.remote = tuple(sorted(remote))
+        if self.sessions and not self.raylet:
+            self.raylet = self._find_raylet(reaching, table)
         self.unseen = _hidden(mine)
         ports = {port for _, port in ours}
         serving = {
@@ -102,10 +112,23 @@ class Scope:
         }
         if serving or self.sessions:
             for pid in table.keys() - mine:
-                if self._is_peer(pid, serving, jobs):
+                if self._is_peer(pid, serving):
                     self._peers.setdefault(pid, table[pid].start)
 
-    def _is_peer(self, pid: int, serving: set[int], jobs: set[str]) -> bool:
+    def _find_raylet(self, reaching: set[int], table: dict[int, Stat]) -> int:
+        """This machine's raylet, if it or its GCS is connected to other machines."""
+        parts = (_GCS, _RAYLET)
+        if any(self._is_part(pid, parts) for pid in reaching):
+            return next((pid for pid in table if self._is_part(pid, (_RAYLET,))), 0)
+        return 0
+
+    def _is_part(self, pid: int, parts: tuple[str, ...]) -> bool:
+        """Whether a process is one of these parts of Ray in a session of the job."""
+        program, _, rest = procfs.full_command(pid).partition(" ")
+        is_ours = any(f"{one}/" in f"{rest}/" for one in self.sessions)
+        return is_ours and program.rpartition("/")[2] in parts
+
+    def _is_peer(self, pid: int, serving: set[int]) -> bool:
         """Whether another process serves this job, or is a worker of it in Ray."""
         if procfs.user(pid) not in (os.getuid(), None) and os.getuid():
             return False
@@ -114,9 +137,24 @@ class Scope:
             # Of the cluster, which other jobs may use, too: not what is below it.
             return False
         if command.startswith("ray::"):
-            found = [_WORKER.search(path) for path in open_files(pid)]
-            return any(one and one[1] in jobs for one in found)
+            return works_for(pid, self.jobs)
         return pid in serving and _serves(command)
+
+
+def works_for(pid: int, jobs: Collection[str]) -> bool:
+    """Whether a process is a worker of one of these jobs in Ray."""
+    if not procfs.full_command(pid).startswith("ray::"):
+        return False
+    found = (_WORKER.search(path) for path in open_files(pid))
+    return any(one and one[1] in jobs for one in found)
+
+
+def drives(pid: int, jobs: Collection[str]) -> bool:
+    """Whether a process is the driver of one of these jobs in Ray."""
+    if "python" not in procfs.full_command(pid):
+        return False
+    found = (_OF_JOB.search(path) for path in open_files(pid))
+    return any(one and "-driver-" in one[0] and one[1] in jobs for one in found)
 
 
 def _connections() -> list[Any]:

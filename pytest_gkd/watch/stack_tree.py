@@ -70,7 +70,7 @@ class Group:
             ranks = (r for one in some if (r := one.role.rank) is not None)
             return f"{rank_words.spans(ranks)}/{self.size}"
         if len(some) == 1:
-            return f"pid {some[0].pid}"
+            return some[0].place
         return f"{len(some)}/{self.size}"
 
 
@@ -90,7 +90,7 @@ class Tree:
         """For people; every line fits the width."""
         lines = []
         for group in self.groups:
-            who = f"{len(group.members)} processes"
+            who = f"{len(group.members)} processes{rank_sets.nodes(group.members)}"
             if len(group.members) == 1:
                 who = group.members[0].label
             lines.append(f"{group.kind}, {group.thread}: {who}")
@@ -117,7 +117,12 @@ class Tree:
                     "thread": group.thread,
                     "size": group.size,
                     "members": [
-                        {"pid": one.pid, "rank": one.role.rank, "name": one.role.name}
+                        {
+                            "pid": one.local_pid,
+                            "node": one.node,
+                            "rank": one.role.rank,
+                            "name": one.role.name,
+                        }
                         for one in group.members
                     ],
                     "tree": _json(group, group.root),
@@ -125,7 +130,7 @@ class Tree:
                 for group in self.groups
             ],
             "idle_threads": self.idle,
-            "without_stacks": [one.pid for one in self.blind],
+            "without_stacks": [one.local_pid for one in self.blind],
         }
 
 

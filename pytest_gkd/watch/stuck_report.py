@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,18 @@ from pytest_gkd.report import page_file, standstill_page
 from pytest_gkd.report.record import PAGE
 from pytest_gkd.watch import (
     evidence,
-    sampling,
     stack_phases,
     stack_tree,
     verdicts,
     waits,
 )
-from pytest_gkd.watch.samples import JobSample, ProcessSample, Progress, Verdict
+from pytest_gkd.watch.samples import (
+    JobSample,
+    ProcessSample,
+    Progress,
+    Verdict,
+    local_pid,
+)
 
 DIAGNOSE_LIMIT_S = 60.0
 EVIDENCE_LIMIT_S = 24.0
@@ -89,7 +94,7 @@ class Report:
             "confidence": self.verdict.confidence,
             "phase": self.phase,
             "why": list(self.verdict.why),
-            "odd_pids": list(self.verdict.odd),
+            "odd_pids": [local_pid(pid) for pid in self.verdict.odd],
             "waits": list(self.waits),
             "evidence": list(self.evidence),
             "causes": self.causes,
@@ -107,14 +112,16 @@ def make(
     log: Path | None,
     rules: tuple[str, ...] = (),
     ended: Sequence[ProcessSample] = (),
+    *,
+    natively: Callable[[JobSample, Path], JobSample],
 ) -> Report:
     """Judge a standstill and write it down below ``directory``.
 
     ``sample`` is the look that proved it, ``text`` the job's first and last output,
     ``log`` the file that holds all of it, ``ended`` are parts of the job that have
-    ended before it.
+    ended before it; ``natively`` is ``sampling.Sampler.natively``.
     """
-    sample = sampling.natively(sample, directory.absolute() / "stacks")
+    sample = natively(sample, directory.absolute() / "stacks")
     asked = evidence.collect(sample.processes, directory / "evidence", EVIDENCE_LIMIT_S)
     known = replace(asked.known, ended=ended)
     picture = waits.picture(sample.processes, known)
@@ -134,7 +141,7 @@ def make(
     facts = {"step": progress.step, "steps": progress.total}
     told = {name: value for name, value in facts.items() if value is not None}
     if whom:
-        told["pid"] = whom[0].pid
+        told["pid"] = whom[0].local_pid
     # What cannot be looked into disproves nothing.
     frames = [] if sample.remote or sample.unseen else _frames(sample)
     suspicion = suspects(phase, text, logs.frameworks_in(text), told, frames)
@@ -178,7 +185,8 @@ def _held_files(sample: JobSample, known: waits.Known) -> list[str]:
     for one in sample.processes:
         call = known.calls.get((one.pid, one.pid))
         if one.state == "D" and call is not None and call.target.startswith("/"):
-            found[f"file system {procfs.mounted_at(one.pid, call.target)}"] = None
+            place = one.node or procfs.mounted_at(one.pid, call.target)
+            found[f"file system {place}"] = None
     return list(found)
 
 
@@ -252,7 +260,8 @@ def _row(one: ProcessSample) -> str:
     thread = verdicts.main_thread(one)
     leaf = str(thread.frames[-1]) if thread and thread.frames else one.problem[:60]
     return (
-        f"{one.pid:>8} {one.ppid:>8} {one.state} {one.cpu_s:>10.2f} s "
+        f"{one.local_pid:>8} {local_pid(one.ppid):>8} {one.state} {one.cpu_s:>10.2f} s "
         f"{one.rss_bytes / 2**20:>9.0f} MiB {one.role.kind:13} "
         f"{one.role.name[:40]:40} {leaf}  {one.command}"
+        + (f"  on {one.node}" if one.node else "")
     )

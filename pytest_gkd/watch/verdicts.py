@@ -9,7 +9,7 @@ is not in a collective, and every stack as it was.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pytest_gkd import sanitize
@@ -207,7 +207,8 @@ def compare(
         if one.then.receives and one.now.receives and woken > RECEIVES_PER_S:
             why = f"{one.now.label} receives data, {woken:.0f} times a second"
             return _going(progress, second, usual, why)
-    new = {one.pid for one in second.processes} - {one.pid for one in first.processes}
+    known = {one.pid for one in first.processes}
+    new = {o.pid for o in second.processes if o.node in first.seen} - known
     if new:
         return _going(progress, second, usual, f"it started {len(new)} processes")
     network = (second.network_bytes - first.network_bytes) / window_s
@@ -219,10 +220,25 @@ def compare(
         return _going(progress, second, usual, second.gpus_at_work)
     elsewhere = bool(second.remote) and _waits_elsewhere(working)
     unanswered = set(first.unanswered) & set(second.unanswered)
-    if elsewhere and silent_s < REMOTE_S and not unanswered:
+    hidden = _hidden_nodes(first, second)
+    if (elsewhere or hidden) and silent_s < REMOTE_S and not unanswered:
         why = f"it waits, connected to another machine ({', '.join(second.remote[:3])})"
+        if hidden:
+            why = f"nothing moves on the machines that are seen; {'; '.join(hidden)}"
         return Verdict(SLOW, silent_s, (why,), "likely", progress.phase)
     return _stuck(working, others, first, second, progress, silent_s)
+
+
+def _hidden_nodes(first: JobSample, second: JobSample) -> list[str]:
+    """Which nodes were not seen in both looks, and why, a sentence each.
+
+    What is not seen may be at work. One that is lost is no longer there to be.
+    """
+    return [
+        f"{one.name} is not seen ({one.problem or 'nor was it a look ago'})"
+        for one in second.nodes
+        if not one.is_lost and not (one.name in first.seen and one.name in second.seen)
+    ]
 
 
 def _going(progress: Progress, now: JobSample, usual: Usual, why: str) -> Verdict:
@@ -385,6 +401,8 @@ def _stuck(
     cpu_s = sum(one.cpu for one in others) * window_s
     spin_s = sum(one.cpu for one in working) * window_s - cpu_s
     whose = "its process" if len(working) == 1 else f"{len(working)} processes"
+    if far := {one.now.node for one in working if one.now.node}:
+        whose += f" on this machine and {', '.join(sorted(far))}"
     spun = f" and {spin_s:.0f} s waiting for peers" if spin_s > 1 else ""
     why = [
         f"{whose} used {cpu_s:.2f} s of CPU{spun} in {span(window_s)}, and every stack "
@@ -396,16 +414,18 @@ def _stuck(
             why.insert(
                 0,
                 f"{one.label} is stopped by a signal (SIGSTOP); "
-                f"kill -CONT {one.pid} lets it go on",
+                f"kill -CONT {one.local_pid} lets it go on"
+                + (f", on {one.node}" if one.node else ""),
             )
             odd = (*odd, one.pid)
         elif one.state == "D":
             why.append(f"{one.label} waits inside the kernel ({one.wchan or 'disk'})")
     why += sorted({*first.unanswered} & {*second.unanswered})
+    why += (hidden := _hidden_nodes(first, second))
     if second.remote:
         why.append(f"it is connected to other machines: {', '.join(second.remote[:3])}")
     blind = not any(one.threads for one in second.processes)
-    sure = not blind and not second.remote and not second.gpus_at_work
+    sure = not (blind or hidden or second.remote or second.gpus_at_work)
     return Verdict(
         STUCK,
         silent_s,
@@ -416,12 +436,20 @@ def _stuck(
     )
 
 
-def uses_cpu(before: JobSample, after: JobSample) -> bool:
-    """Whether any process of the job but its helpers computed between two samples."""
+def cpu_use(before: JobSample, after: JobSample) -> dict[int, float]:
+    """The cores that each process of the job used between two samples, by pid.
+
+    Of another node only where it has answered in between.
+    """
     window_s = max(after.at - before.at, 1e-3)
+    return {one.now.pid: one.cpu for one in _changes(before, after, window_s)}
+
+
+def uses_cpu(used: Mapping[int, float], now: JobSample) -> bool:
+    """Whether any process of the job but its helpers computes."""
     return any(
-        one.cpu >= IDLE_CPU and one.now.role.kind not in _BESIDE
-        for one in _changes(before, after, window_s)
+        used.get(one.pid, 0.0) >= IDLE_CPU and one.role.kind not in _BESIDE
+        for one in now.processes
     )
 
 
@@ -431,7 +459,9 @@ def gone(before: JobSample, after: JobSample) -> list[ProcessSample]:
     return [
         one
         for one in before.processes
-        if one.role.kind in _PARTS and (one.pid, one.start) not in here
+        if one.role.kind in _PARTS
+        and one.node in after.seen
+        and (one.pid, one.start) not in here
     ]
 
 
@@ -453,8 +483,14 @@ def slept_s(before: JobSample, after: JobSample) -> float:
 
 def _changes(first: JobSample, second: JobSample, window_s: float) -> list[Change]:
     before = {(one.pid, one.start): one for one in first.processes}
-    pairs = ((before.get((one.pid, one.start)), one) for one in second.processes)
-    return [Change(old, new, window_s) for old, new in pairs if old is not None]
+    found = []
+    for one in second.processes:
+        old = before.get((one.pid, one.start))
+        if old is not None and not one.node:
+            found.append(Change(old, one, window_s))
+        elif old is not None and one.at > old.at:  # another answer of its node
+            found.append(Change(old, one, one.at - old.at))
+    return found
 
 
 def _by_name(threads: tuple[Thread, ...]) -> dict[tuple[str, int], Thread]:

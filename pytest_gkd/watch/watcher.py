@@ -96,7 +96,7 @@ class Watch:
         self.reported: stuck_report.Report | None = None
         self._kept: tuple[object, ...] = ()
         self._sample: JobSample | None = None
-        self._cpu = 0.0
+        self._cores: dict[int, float] = {}
         self._sampled_at = self._lined_at = self._drawn_at = self.began
         self._first: JobSample | None = None
         self._look: Future[JobSample] | None = None
@@ -150,6 +150,8 @@ class Watch:
             self._judge(now)
             self.keep_verdict()
         self._hear_report()
+        while self.sampler.nodes.notes:
+            self.screen.say(self.sampler.nodes.notes.pop(0))
         if self.asked.until_step and self.end is None and self.progress.trained:
             self.end = End("--until-step", 0)
             spent_s = self.progress.trained_at - self.began
@@ -162,15 +164,15 @@ class Watch:
         self._sampled_at = now
         if before is None:
             return
-        spent = {one.pid: one.cpu_s for one in before.processes}
-        used = sum(
-            max(0.0, one.cpu_s - spent.get(one.pid, one.cpu_s))
-            for one in self._sample.processes
-        )
+        used = verdicts.cpu_use(before, self._sample)
         self.ends.extend((now, one) for one in verdicts.gone(before, self._sample))
-        if verdicts.uses_cpu(before, self._sample):
+        if verdicts.uses_cpu(used, self._sample):
             self._busy_at = now
-        self._cpu = used / max(0.1, self._sample.at - before.at)
+        # Another node answers less often: what it used last counts until then.
+        self._cores = {
+            one.pid: used.get(one.pid, self._cores.get(one.pid, 0.0))
+            for one in self._sample.processes
+        }
         if slept_s := verdicts.slept_s(before, self._sample):
             self.screen.say(f"the machine slept for {verdicts.span(slept_s)}")
             self._forget_looks()
@@ -377,6 +379,7 @@ class Watch:
 
     def close(self) -> None:
         """Wait until everybody is told, and give the terminal back."""
+        self.sampler.nodes.close()
         futures.wait(self._notified, NOTIFY_LIMIT_S)
         self.screen.close()
 
@@ -397,6 +400,7 @@ class Watch:
                 self.log,
                 self.asked.rules,
                 ended,
+                natively=self.sampler.natively,
             )
 
         self._report = background.begin("gkd-report", work)
@@ -442,8 +446,9 @@ class Watch:
             self.screen.say(f"{at} {told}")
 
     def _parts(self, now: float) -> list[str]:
+        cores = sum(self._cores.values())
         return status_line.parts(
-            self.verdict, self.progress, self.usual, self._sample, self._cpu, now
+            self.verdict, self.progress, self.usual, self._sample, cores, now
         )
 
 

@@ -1,0 +1,129 @@
+"""Looks at a job's processes on another node of its Ray cluster and tells facts.
+
+What is imported here is sent there as source text (``ray_nodes.SENT``), as pytest-gkd
+need not be installed there; of other packages only psutil, which Ray brings. What the
+facts mean is judged where ``gkd watch`` runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import socket
+from typing import Any
+
+import psutil
+
+from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import (
+    gpus,
+    host_capabilities,
+    kernel_calls,
+    procfs,
+    py_spy,
+    resource_use,
+)
+from pytest_gkd.processes.procfs import Stat
+from pytest_gkd.watch import process_facts
+from pytest_gkd.watch.scope import Scope, drives, works_for
+
+# Of an environment, which may hold secrets, nothing else leaves the node.
+TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+MOST_STACKS = 256
+LONGEST = 1 << 18  # characters of one process's stacks
+DRIVERS_EVERY_S = 30.0
+_THREADS = re.compile(r"(?m)^Thread (\d+)")
+
+
+class Agent:
+    """Answers what the processes of a job do on this node."""
+
+    def __init__(self) -> None:
+        self._jobs: set[str] = set()
+        self._scope = Scope(self._seeds)
+        self._gpus = gpus.Reader()
+        self._drivers: list[int] = []
+        self._drivers_at = float("-inf")
+
+    def _seeds(self, table: dict[int, Stat]) -> list[int]:
+        if monotonic() >= self._drivers_at + DRIVERS_EVERY_S:
+            self._drivers_at = monotonic()
+            self._drivers = [pid for pid in table if drives(pid, self._jobs)]
+        return [*self._drivers, *(pid for pid in table if works_for(pid, self._jobs))]
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The facts as JSON can hold them.
+
+        ``jobs`` are Ray's ids of the job; ``look`` is ``use`` (CPU, state, memory),
+        ``stacks``, or ``native`` for those of C and C++ as well, within ``limit_s``
+        seconds.
+        """
+        deadline = monotonic() + float(request["limit_s"])
+        self._jobs = set(request["jobs"])
+        closely = request["look"] != "use"
+        found = self._scope.find(monotonic(), closely=closely)
+        rows = [row for one in found.values() if (row := _row(one))]
+        told: dict[str, Any] = {"host": socket.gethostname(), "processes": rows}
+        told["gpus"] = [
+            (one.index, one.percent, one.total_bytes - one.free_bytes, one.total_bytes)
+            for one in self._gpus.cards()
+            if one.total_bytes
+        ]
+        if closely:
+            told["may_trace"] = host_capabilities.may_trace()
+            told["remote"] = list(self._scope.remote)
+            told["unseen"] = list(self._scope.unseen)
+            _look(rows, deadline, native=request["look"] == "native")
+            told["gpus_at_work"] = gpus.at_work([row["pid"] for row in rows])
+        return told
+
+
+def _row(one: Stat) -> dict[str, Any] | None:
+    used = resource_use.of_process(one.pid)
+    if used is None:
+        return None
+    environ = procfs.environ(one.pid)
+    return {
+        "pid": one.pid,
+        "start": one.start,
+        "ppid": one.ppid,
+        "command": procfs.full_command(one.pid),
+        "environ": {name: environ[name] for name in TOLD if name in environ},
+        **used._asdict(),
+    }
+
+
+def _look(rows: list[dict[str, Any]], deadline: float, *, native: bool) -> None:
+    """Add to each process what is seen closely."""
+    asked = []
+    for row in rows:
+        row["tracer"] = process_facts.tracer(row["pid"])
+    for row in rows[:MOST_STACKS]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            asked.append(psutil.Process(row["pid"]))
+    texts = py_spy.dump(asked, deadline, native=native)
+    for one in asked:
+        if not py_spy.has_stacks(texts[one.pid]):
+            texts[one.pid] = py_spy.note(one, texts[one.pid])
+    for row in rows:
+        pid = row["pid"]
+        text = texts.get(pid, "it was not asked for its stacks")
+        row["text"] = text[:LONGEST]
+        row["facts"] = process_facts.of(pid)._asdict()
+        row["calls"] = [
+            (thread, *call)
+            for thread in {pid, *map(int, _THREADS.findall(text))}
+            if (call := kernel_calls.of(pid, thread))
+        ]
+
+
+def start() -> Any:
+    """What answers a request, JSON in and JSON out."""
+    agent = Agent()
+
+    def answer(text: str) -> tuple[int, str]:
+        told = agent.answer(json.loads(text))
+        return len(told["processes"]), json.dumps(told)
+
+    return answer

@@ -1,0 +1,68 @@
+"""What the kernel tells of one process that is looked at closely.
+
+Nothing but ``processes`` is imported: this also runs on a job's other nodes (see
+``node_agent``).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from pytest_gkd.processes import kernel_calls, procfs
+
+_READS = {"x86_64": "0", "aarch64": "63"}  # read(2)'s number
+
+
+class Facts(NamedTuple):
+    """See ``samples.ProcessSample``, whose fields have the same names."""
+
+    wchan: str = ""
+    reads_terminal: bool = False
+    receives: bool = False
+    woken: int = 0
+
+
+def of(pid: int) -> Facts:
+    """What is known of a process now; what may not be read is as if it were not so."""
+    return Facts(_wchan(pid), _reads_terminal(pid), _receives(pid), _woken(pid))
+
+
+def tracer(pid: int) -> int:
+    """Who debugs a process; 0 for nobody, and for py-spy."""
+    found = procfs.status_word(pid, "TracerPid")
+    number = int(found) if found.isdecimal() else 0
+    program = procfs.full_command(number).partition(" ")[0] if number else ""
+    return 0 if program.rpartition("/")[2] == "py-spy" else number
+
+
+def _wchan(pid: int) -> str:
+    try:
+        return (procfs.PROC / str(pid) / "wchan").read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _receives(pid: int) -> bool:
+    call = kernel_calls.of(pid)
+    return (
+        call is not None
+        and call.name in ("read", "recvfrom", "recvmsg")
+        and call.target.startswith("socket:")
+    )
+
+
+def _woken(pid: int) -> int:
+    found = procfs.status_word(pid, "voluntary_ctxt_switches")
+    return int(found) if found.isdecimal() else 0
+
+
+def _reads_terminal(pid: int) -> bool:
+    """Whether a process's main thread waits for what is typed at a terminal."""
+    try:
+        words = (procfs.PROC / str(pid) / "syscall").read_text().split()
+    except OSError:
+        return False
+    if len(words) < 2 or words[0] != _READS.get(os.uname().machine):
+        return False
+    return procfs.link(pid, f"fd/{int(words[1], 16)}").startswith("/dev/pts/")

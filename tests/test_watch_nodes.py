@@ -1,0 +1,262 @@
+"""A job on two nodes of Ray: what stands still on the other one is seen and named.
+
+Both nodes are namespaces of this machine, with processes and a network of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import two_machines
+from two_machines import TOKEN, Machine, wait_for
+
+from pytest_gkd.watch import ray_nodes
+
+pytestmark = [
+    pytest.mark.needs("ray"),
+    pytest.mark.skipif(
+        not two_machines.may_isolate(), reason="needs namespaces (root) and ip(8)"
+    ),
+]
+JOB = """
+import fcntl, os, sys, time
+import ray
+ray.init(address="10.87.0.1:6379", log_to_driver=False)
+mode, more = sys.argv[1], sys.argv[-1]
+
+@ray.remote(num_cpus=0, resources={"far": 1}, max_restarts=-1, max_task_retries=-1)
+class Rollout:
+    def pid(self):
+        return os.getpid()
+    def generate(self, step):
+        time.sleep(0.2)
+        if step == 4 and mode == "locks":
+            self.wait_for_lock()
+        end = time.time() + (float(more) if step == 4 and mode == "works" else 0)
+        while time.time() < end:
+            time.sleep(0.001 if sum(range(20000)) else 0)
+        return step
+    def wait_for_lock(self):
+        for _ in range(2):
+            kept = open(more, "w")
+            fcntl.flock(kept, fcntl.LOCK_EX)
+            self.kept = [*getattr(self, "kept", []), kept]
+
+@ray.remote(num_cpus=0)
+class Trainer:
+    def update(self, step):
+        return 1.0 / step
+
+rollout, trainer = Rollout.remote(), Trainer.remote()
+print("rollout is", ray.get(rollout.pid.remote()), flush=True)
+for step in range(1, 8 if mode == "works" else 1000):
+    ray.get(rollout.generate.remote(step))
+    print({"loss": ray.get(trainer.update.remote(step)), "step": step}, flush=True)
+print("CPUs", ray.available_resources()["CPU"], "of", ray.cluster_resources()["CPU"])
+print("training finished")
+"""
+
+
+class Watched:
+    """``gkd watch`` and its job, on a machine."""
+
+    def __init__(self, machine: Machine, place: Path, *words: str) -> None:
+        self.machine, self.place = machine, place
+        place.mkdir()
+        (place / "job.py").write_text(JOB)
+        options = ("--look-after=3", "--stuck-after=3", "--dir", str(place / "watch"))
+        gkd = (sys.executable, "-m", "pytest_gkd", "watch", *options)
+        # The token is the job's alone, and no variable of who watches.
+        job = ("env", *TOKEN, sys.executable, str(place / "job.py"), *words)
+        with (place / "shown").open("wb") as shown:
+            self.process = subprocess.Popen(
+                machine.command(*gkd, "--", *job),
+                stdin=subprocess.DEVNULL,
+                stdout=shown,
+                stderr=shown,
+            )
+
+    @property
+    def text(self) -> str:
+        return (self.place / "shown").read_text()
+
+    @property
+    def verdict(self) -> dict[str, Any]:
+        """The newest, as ``verdict.json`` has it."""
+        for file in self.place.glob("watch/*/verdict.json"):
+            told: dict[str, Any] = json.loads(file.read_text())
+            return told
+        return {"verdict": "", "why": []}
+
+    def wait_for(self, pattern: str) -> re.Match[str]:
+        wait_for(lambda: re.search(pattern, self.text), f"no {pattern}")
+        found = re.search(pattern, self.text)
+        assert found, self.text
+        return found
+
+    def wait_for_verdict(self, word: str, part: str = "") -> dict[str, Any]:
+        def holds() -> bool:
+            told = self.verdict
+            return told["verdict"] == word and part in json.dumps(told)
+
+        wait_for(holds, f"not {word} {part}")
+        return self.verdict
+
+    def report(self, name: str) -> str:
+        (found,) = self.place.glob(f"watch/*/stuck-*/{name}")
+        return found.read_text()
+
+    def end(self) -> None:
+        for pid in self.machine.pids(str(self.place)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[Machine, Machine]]:
+    with two_machines.ray_cluster() as machines:
+        yield machines
+
+
+@pytest.fixture(scope="class")
+def watched(
+    cluster: tuple[Machine, Machine], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Watched]]:
+    """Three jobs at once, on one cluster: none may be taken for another."""
+    base = tmp_path_factory.mktemp("jobs")
+    lock = str(base / "lock")
+    words = {"works": ("works", "12"), "locks": ("locks", lock), "stops": ("stops",)}
+    jobs = {k: Watched(cluster[0], base / k, *some) for k, some in words.items()}
+    yield jobs
+    for job in jobs.values():
+        job.end()
+
+
+class TestAtOnce:
+    def test_work_on_another_node_is_work(self, watched: dict[str, Watched]) -> None:
+        job = watched["works"]
+        job.wait_for("also looked at, through Ray: 10.87.0.2\n")
+        wait_for(lambda: job.process.poll() is not None, "it does not end")
+        assert "training finished" in job.text
+        assert job.verdict["verdict"] == "finished", job.text
+        assert "stuck" not in job.text
+        assert "is not seen" not in job.text
+        # Who watches takes none.
+        assert "CPUs 4.0 of 4.0" in job.text
+
+    def test_an_actor_that_waits_for_a_lock_on_another_node(
+        self,
+        watched: dict[str, Watched],
+    ) -> None:
+        job = watched["locks"]
+        pid = job.wait_for(r"rollout is (\d+)")[1]
+        told = job.wait_for_verdict("stuck", "wait_for_lock")
+        assert told["confidence"] == "certain"
+        assert told["phase"] == "generation"
+        assert told["who"] == f"ray::Rollout.generate (pid {pid} on 10.87.0.2)"
+        assert told["standstill"]["odd_pids"] == [int(pid)]
+        (line,) = [one for one in told["standstill"]["waits"] if "ray.get" in one]
+        assert line.startswith("Ray driver (pid ")
+        assert f"for {told['who']}, which is in Rollout.wait_for_lock (job.py:" in line
+        assert "flock() on /" in line
+        assert "processes on this machine and 10.87.0.2 used" in told["why"][0]
+        assert f"ray::Rollout, MainThread: {told['who']}" in job.report("tree.txt")
+        dump = job.report(f"stacks/10.87.0.2-{pid}.txt")
+        assert "wait_for_lock" in dump
+
+    def test_an_actor_that_is_stopped_on_another_node(
+        self, watched: dict[str, Watched], cluster: tuple[Machine, Machine]
+    ) -> None:
+        job = watched["stops"]
+        pid = job.wait_for(r"rollout is (\d+)")[1]
+        job.wait_for("'step': 3")
+        cluster[1].run("kill", "-STOP", pid)
+        who = f"ray::Rollout.generate (pid {pid} on 10.87.0.2)"
+        told = job.wait_for_verdict("stuck", f'"who": "{who}"')
+        assert f"{who} is stopped by a signal (SIGSTOP)" in told["why"][0]
+        assert f"kill -CONT {pid} lets it go on, on 10.87.0.2" in told["why"][0]
+        cluster[1].run("kill", "-CONT", pid)
+        job.wait_for_verdict("at work")
+
+
+def test_a_node_that_does_not_answer_never_counts_as_still(
+    cluster: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    head, other = cluster
+    wait_for(lambda: not other.pids("ray::gkd_watch"), "agents of ended watches")
+    job = Watched(head, tmp_path / "job", "works", "100")
+    try:
+        job.wait_for("also looked at")
+        job.wait_for("'step': 3")
+        (agent,) = other.pids("ray::gkd_watch")
+        subprocess.run(["kill", "-STOP", str(agent)], check=True)
+        told = job.wait_for_verdict("slow", "10.87.0.2 is not seen")
+        assert "nothing moves on the machines that are seen" in told["why"][0]
+        assert told["confidence"] == "likely"
+        subprocess.run(["kill", "-CONT", str(agent)], check=True)
+        job.wait_for_verdict("at work", "on 10.87.0.2) uses")
+        assert "stuck" not in job.text
+        # Nothing of ours outlives who watches, however that ends.
+        (gkd,) = head.pids("pytest_gkd watch")
+        subprocess.run(["kill", "-KILL", str(gkd)], check=True)
+        wait_for(lambda: not other.pids("ray::gkd_watch"), "the agent is left")
+        wait_for(lambda: not head.pids("ray_helper.py"), "the helper is left")
+    finally:
+        job.end()
+
+
+def test_a_node_that_is_lost(cluster: tuple[Machine, Machine], tmp_path: Path) -> None:
+    """Its actor waits to be restarted where nothing has room for it."""
+    head, other = cluster
+    job = Watched(head, tmp_path / "job", "stops")
+    try:
+        job.wait_for("also looked at")
+        pid = job.wait_for(r"rollout is (\d+)")[1]
+        job.wait_for("'step': 3")
+        other.end()
+        told = job.wait_for_verdict("stuck", "Ray has lost 10.87.0.2")
+        assert told["confidence"] == "likely"
+        why = " ".join(told["why"])
+        assert re.search(rf"where .*ray::Rollout\S* \(pid {pid} on 10.87.0.2\)", why)
+    finally:
+        job.end()
+
+
+def test_what_is_sent_is_all_that_the_agent_imports(tmp_path: Path) -> None:
+    """In an interpreter that has nothing but psutil, as a node may have it."""
+    import psutil
+
+    (tmp_path / "psutil").symlink_to(Path(psutil.__file__).parent)
+    helper = Path(ray_nodes.__file__).with_name("ray_helper.py")
+    text = helper.read_text().replace("import ray  #", "ray = None  #")
+    text = re.sub(r"(?m)^from ray\..*$", "", text).partition("\nif __name__")[0]
+    ask = {"jobs": ["00"], "look": "stacks", "limit_s": 5}
+    program = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+__file__ = "/nowhere/x.py"
+exec(compile({text!r}, "helper", "exec"))
+import json
+made = gkd_watch({ray_nodes.packed()!r}, {ray_nodes.AGENT!r})
+number, answer = made.answer({json.dumps(ask)!r})
+print(number, "re2" in sys.modules, "pytest" in sys.modules)
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-"],
+        input=program,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "0 False False\n", done.stderr
