@@ -225,7 +225,7 @@ def test_a_node_that_is_lost(cluster: tuple[Machine, Machine], tmp_path: Path) -
         pid = job.wait_for(r"rollout is (\d+)")[1]
         job.wait_for("'step': 3")
         other.end()
-        told = job.wait_for_verdict("stuck", "Ray has lost 10.87.0.2")
+        told = job.wait_for_verdict("stuck", '"who": "10.87.0.2, which Ray has lost"')
         assert told["confidence"] == "likely"
         why = " ".join(told["why"])
         assert re.search(rf"where .*ray::Rollout\S* \(pid {pid} on 10.87.0.2\)", why)
@@ -240,7 +240,9 @@ def test_what_is_sent_is_all_that_the_agent_imports(tmp_path: Path) -> None:
     (tmp_path / "psutil").symlink_to(Path(psutil.__file__).parent)
     helper = Path(ray_nodes.__file__).with_name("ray_helper.py")
     text = helper.read_text().replace("import ray  #", "ray = None  #")
-    text = re.sub(r"(?m)^from ray\..*$", "", text).partition("\nif __name__")[0]
+    text = re.sub(r"(?m)^(?:from|import) ray\..*$", "", text).partition(
+        "\nif __name__"
+    )[0]
     ask = {"jobs": ["00"], "look": "stacks", "limit_s": 5}
     program = f"""
 import sys

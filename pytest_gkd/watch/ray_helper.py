@@ -24,6 +24,7 @@ _HERE = os.path.dirname(os.path.realpath(__file__))  # noqa: PTH120
 sys.path[:] = [one for one in sys.path if os.path.realpath(one) != _HERE]
 
 import ray  # noqa: E402
+import ray.exceptions  # noqa: E402
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: E402
 
 MOST_NODES = 64
@@ -103,7 +104,6 @@ class Nodes:
                 "host": node["NodeManagerHostname"],
                 "alive": node["Alive"],
                 "own": key == self.own,
-                "held": self.holds.get(key, 0),
                 "answer": "",
                 "why": "",
             }
@@ -166,12 +166,19 @@ class Nodes:
         del self.open[key]
         try:
             self.holds[key], row["answer"] = ray.get(ref, timeout=5)
-            row["held"] = self.holds[key]
         except Exception as error:
-            lines = [line for line in str(error).splitlines() if line.strip()]
-            row["why"] = f"{type(error).__name__}: {(lines or [''])[-1].strip()}"
+            row["why"] = _reason(error)
             self.failed[key] = (time.monotonic(), row["why"])
             self.actors.pop(key, None)
+
+
+def _reason(error: Exception) -> str:
+    """Why an actor has not answered, in one line."""
+    name = type(error).__name__
+    if isinstance(error, ray.exceptions.RayActorError):  # an essay on every cause
+        return f"Ray's actor there cannot be reached ({name})"
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"{name}: {(lines or [''])[-1].strip()}"
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
@@ -59,6 +59,7 @@ USE_LIMIT_S = 5.0
 START_S = 30.0  # to import Ray, to join, and to start a worker on each node
 AGAIN_S = 60.0  # after the helper has failed
 LATE_S = 3.0  # what an answer may take on its way
+GIVE_UP_S = 60.0  # for one answer
 LONGEST = 1 << 26  # bytes of an answer
 REST = "the rest of the Ray cluster"
 # Of the raylet's environment, what would change the job that a driver begins.
@@ -142,7 +143,7 @@ class RayNodes:
         self._failed_at = float("-inf")
         self._asked_at = float("-inf")
         self._asking: Future[Seen] | None = None
-        self._numbers: dict[str, int] = {}
+        self._known: dict[str, tuple[int, str]] = {}  # number and name, by Ray's id
         self._held: dict[str, tuple[ProcessSample, ...]] = {}
 
     def refresh(self, raylet: int, jobs: Collection[str], now: float) -> None:
@@ -228,8 +229,9 @@ class RayNodes:
                 continue
             host = str(row["host"])
             alone = host and hosts[host] == 1
-            name = sanitize.line(host if alone else address)[:60]
-            number = self._numbers.setdefault(key, len(self._numbers) + 1)
+            told = sanitize.line(host if alone else address)[:60]
+            known = self._known.setdefault(key, (len(self._known) + 1, told))
+            number, name = known
             why = sanitize.line(str(row["why"]))[:200]
             seen = Seen()
             if row["answer"]:
@@ -241,13 +243,13 @@ class RayNodes:
                     why = f"its answer cannot be read: {type(error).__name__}: {error}"
             elif row["alive"] and why == "idle":  # nothing of the job was there
                 seen, why = Seen(addresses=frozenset((address,))), ""
-            elif not row["alive"] and not row["held"]:
+            elif not row["alive"] and not self._held.get(key):
                 continue  # a node that others have used
             node = NodeSample(name, why, is_lost=not row["alive"])
             found = _joined(found, seen, node)
             if node.is_lost:
-                who = ", ".join(one.label for one in self._held.get(key, ())[:4])
-                text = f"Ray has lost {name}, where {who or 'the job'} was: {why}"
+                who = ", ".join(one.label for one in self._held[key][:4])
+                text = f"Ray has lost {name}, where {who} ran: {why}"
                 found = replace(found, lost=(*found.lost, text))
         return found
 
@@ -360,9 +362,9 @@ class _Helper:
     def __init__(self, raylet: Raylet) -> None:
         """Start it. Raises _NoAnswerError where that cannot be."""
         self.why_ended: str | None = None
-        self._asked = 0
+        self._asked = self._answered = 0
+        self._asked_at = monotonic()
         self._rest = b""
-        self._began = monotonic()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with it
         environ = procfs.environ(raylet.pid) or dict(os.environ)
         environ = {k: v for k, v in environ.items() if k not in _DROPPED}
@@ -391,18 +393,22 @@ class _Helper:
 
     def ask(self, request: Mapping[str, Any], limit_s: float) -> list[dict[str, Any]]:
         """A row for each node (see ``ray_helper``). Raises _NoAnswerError."""
+        until = monotonic() + limit_s + (LATE_S if self._answered else START_S)
+        while self._answered < self._asked:
+            self._hear(until)  # of an earlier question
         self._asked += 1
-        is_first = self._asked == 1
+        self._asked_at = monotonic()
         self._send({**request, "id": self._asked})
-        until = monotonic() + limit_s + (START_S if is_first else LATE_S)
-        while True:
-            line = self._line(until)
-            try:
-                told = json.loads(line)
-                if told["id"] == self._asked:
-                    return list(told["nodes"])
-            except (ValueError, KeyError, TypeError):
-                self._end("what looks there has answered what cannot be read")
+        return self._hear(until)
+
+    def _hear(self, until: float) -> list[dict[str, Any]]:
+        line = self._line(until)
+        try:
+            told = json.loads(line)
+            self._answered = int(told["id"])
+            return list(told["nodes"])
+        except (ValueError, KeyError, TypeError):
+            self._end("what looks there has answered what cannot be read")
 
     def _send(self, what: Mapping[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -418,7 +424,9 @@ class _Helper:
         while b"\n" not in self._rest:
             left_s = until - monotonic()
             if left_s <= 0 or not select.select([source], [], [], left_s)[0]:
-                self._end("Ray does not answer")
+                if monotonic() > self._asked_at + GIVE_UP_S:
+                    self._end("Ray does not answer")
+                raise _NoAnswerError("Ray does not answer")
             data = os.read(source, 1 << 16)
             if not data or len(self._rest) > LONGEST:
                 self._end(self._last_words())
@@ -437,7 +445,7 @@ class _Helper:
         told = sanitize.line(lines[-1])[:200] if lines else "it said nothing"
         return f"what looks there has ended: {told}"
 
-    def _end(self, why: str) -> None:
+    def _end(self, why: str) -> NoReturn:
         self.why_ended = why
         self.close(at_once=True)
         raise _NoAnswerError(why)

@@ -136,7 +136,10 @@ def make(
         phase = stack_phases.of(sample.processes, picture, standing, phase, known)
     files = _held_files(sample, known)
     who = ", ".join([*(one.label for one in whom[:MOST_NAMED]), *files])
-    if picture.absent and not odd:
+    lost = [one.name for one in sample.nodes if one.is_lost]
+    if lost and not odd:
+        who = f"{', '.join(lost)}, which Ray has lost"
+    elif picture.absent and not odd:
         who = picture.absent
     facts = {"step": progress.step, "steps": progress.total}
     told = {name: value for name, value in facts.items() if value is not None}

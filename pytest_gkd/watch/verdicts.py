@@ -425,12 +425,13 @@ def _stuck(
     if second.remote:
         why.append(f"it is connected to other machines: {', '.join(second.remote[:3])}")
     blind = not any(one.threads for one in second.processes)
-    sure = not (blind or hidden or second.remote or second.gpus_at_work)
+    lost = any(one.is_lost for one in second.nodes)  # it may come back
+    unsure = blind or hidden or lost or second.remote or second.gpus_at_work
     return Verdict(
         STUCK,
         silent_s,
         tuple(why),
-        "certain" if sure else "likely",
+        "likely" if unsure else "certain",
         progress.phase,
         odd,
     )
