@@ -137,6 +137,21 @@ def test_sets_of_ranks() -> None:
     assert rank_sets.name(_eight()[7:]) == "rank 7"
 
 
+def test_the_nodes_of_ranks_and_processes_are_told() -> None:
+    both = [replace(o, node="node-b") if o.role.rank in (6, 7) else o for o in _eight()]
+    assert rank_sets.name(both) == "ranks 0-7 (6-7 on node-b)"
+    assert rank_sets.name(both[7:]) == "rank 7 (on node-b)"
+    title = stack_tree.build(both).text().splitlines()[0]
+    assert title == "rank, MainThread: 8 processes (6-7 on node-b)"
+    role = Role("ray-actor", "ray::Rollout")
+    actors = [replace(both[n], role=role, pid=(n << 22) + 9) for n in (0, 7)]
+    text = stack_tree.build(actors).text()
+    assert text.startswith("ray::Rollout, MainThread: 2 processes (1 on node-b)")
+    assert rank_sets.name(actors).endswith("ray::Rollout (pid 9 on node-b)")
+    told = stack_tree.build(actors).to_json()["groups"][0]["members"]
+    assert [(one["pid"], one["node"]) for one in told] == [(9, ""), (9, "node-b")]
+
+
 @pytest.mark.needs("torch")
 @TRACES
 def test_of_four_real_ranks_the_one_that_is_elsewhere_is_marked(tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
 from pytest_gkd.watch import ray_places
-from pytest_gkd.watch.samples import ProcessSample, Role
+from pytest_gkd.watch.samples import NodeSample, ProcessSample, Role
 
 
 def process(kind: str, pid: int, *threads: tuple[Frame, ...]) -> ProcessSample:
@@ -71,3 +73,20 @@ def test_ray_is_not_asked_where_somebody_is_at_work(
 )
 def test_whose_place_is_lacking_tells_the_phase(lacking: list[str], phase: str) -> None:
     assert ray_places.phase_of(lacking) == phase
+
+
+def test_a_task_on_another_node_has_that_nodes_pid() -> None:
+    """Two nodes may have one pid; what looks there for us is not the job's."""
+    rows = [
+        {"task_id": "1", "name": "A.f", "worker_pid": 9, "node_id": "here"},
+        {"task_id": "2", "name": "B.f", "worker_pid": 9, "node_id": "there"},
+        {"task_id": "3", "name": "C.f", "worker_pid": None, "node_id": None},
+        {"task_id": "4", "name": "gkd_watch.answer", "worker_pid": 8},
+    ]
+    far = NodeSample("node-b", number=2, id="there")
+    found = ray_places.tasks(json.dumps(rows), [far])
+    assert [(one.name, one.pid) for one in found] == [
+        ("A.f", 9),
+        ("B.f", (2 << 22) + 9),
+        ("C.f", 0),
+    ]

@@ -15,6 +15,7 @@ from pytest_gkd.watch.samples import (
     SLOW,
     STUCK,
     JobSample,
+    NodeSample,
     ProcessSample,
     Progress,
     Role,
@@ -303,3 +304,79 @@ def test_what_a_job_says_instead_of_a_step_is_told_with_its_phase() -> None:
     told = verdicts.pace(silent, NOW, Usual())
     assert told is not None
     assert (len(told.why), told.phase) == (1, "training-step")
+
+
+FAR, NODE = 7 << 22, NodeSample("node-b")
+HIDDEN = NodeSample("node-b", "no answer within 10 s")
+
+
+def there(number: int, at: float, *frames: Frame, **more: Any) -> ProcessSample:
+    """A rank on another node, which has answered at that time."""
+    one = process(number, *frames)
+    return replace(one, pid=FAR + one.pid, node="node-b", at=at, **more)
+
+
+def between_nodes(
+    before: tuple[NodeSample, ...], after: tuple[NodeSample, ...], **more: Any
+) -> Verdict:
+    """Nothing moves here; one rank is on the other node, where that is seen."""
+    first = look(NOW - WINDOW_S, ODD, nodes=before)
+    second = look(NOW, ODD, nodes=after, **more)
+    if NODE in before:
+        one = there(2, first.at, ALL_REDUCE)
+        first = replace(first, processes=(*first.processes, one))
+    if NODE in after:
+        one = there(2, second.at, ALL_REDUCE)
+        second = replace(second, processes=(*second.processes, one))
+    return verdicts.compare(first, second, NOTHING, Usual())
+
+
+def test_a_job_that_stands_still_on_all_its_nodes_is_stuck() -> None:
+    found = between_nodes((NODE,), (NODE,))
+    assert (found.word, found.confidence) == (STUCK, "certain")
+    assert "2 processes on this machine and node-b" in found.why[0]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        ((HIDDEN,), (HIDDEN,), "no answer within 10 s"),
+        ((NODE,), (HIDDEN,), "no answer within 10 s"),
+        ((HIDDEN,), (NODE,), "nor was it a look ago"),
+        ((), (NODE,), "nor was it a look ago"),
+    ],
+)
+def test_a_node_that_was_not_seen_twice_may_be_at_work(
+    before: tuple[NodeSample, ...], after: tuple[NodeSample, ...], why: str
+) -> None:
+    found = between_nodes(before, after)
+    assert (found.word, found.confidence) == (SLOW, "likely")
+    assert f"node-b is not seen ({why})" in found.why[0]
+    late = between_nodes(before, after, output_at=NOW - 700)
+    assert (late.word, late.confidence) == (STUCK, "likely")
+    assert f"node-b is not seen ({why})" in late.why[1]
+
+
+def test_a_job_that_has_lost_a_node_is_stuck() -> None:
+    gone = NodeSample("node-b", "health check failed", is_lost=True)
+    lost = ("Ray has lost node-b",)
+    first = look(NOW - WINDOW_S, ODD, nodes=(gone,), unanswered=lost)
+    second = look(NOW, ODD, nodes=(gone,), unanswered=lost)
+    found = verdicts.compare(first, second, NOTHING, Usual())
+    assert (found.word, found.confidence) == (STUCK, "likely")
+    assert lost[0] in found.why
+
+
+def test_what_another_node_uses_is_counted_between_its_own_answers() -> None:
+    first = look(NOW - 1, there(2, NOW - 4), nodes=(NODE,))
+    same = look(NOW, there(2, NOW - 4), nodes=(NODE,))
+    later = look(NOW, there(2, NOW - 1, cpu_s=1.5), nodes=(NODE,))
+    assert verdicts.cpu_use(first, same) == {}
+    assert verdicts.cpu_use(first, later) == {FAR + 102: 0.5}
+
+
+def test_who_is_not_seen_has_not_ended() -> None:
+    one, other = process(0), there(2, NOW)
+    before = look(NOW - 1, one, other, nodes=(NODE,))
+    assert verdicts.gone(before, look(NOW, one, nodes=(HIDDEN,))) == []
+    assert verdicts.gone(before, look(NOW, one, nodes=(NODE,))) == [other]

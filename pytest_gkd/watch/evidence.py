@@ -30,7 +30,7 @@ from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.files import make_way, write_private
 from pytest_gkd.processes import oom, procfs
 from pytest_gkd.watch import job_links, rank_sets, ray_places, waiting
-from pytest_gkd.watch.samples import ProcessSample
+from pytest_gkd.watch.samples import NodeSample, ProcessSample
 from pytest_gkd.watch.waits import Known, RayTask
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
@@ -92,8 +92,10 @@ class Evidence:
 class _Job:
     """The processes that are asked about, and what each source finds for ``waits``."""
 
-    def __init__(self, processes: Sequence[ProcessSample]) -> None:
-        self.processes = processes
+    def __init__(
+        self, processes: Sequence[ProcessSample], nodes: Sequence[NodeSample] = ()
+    ) -> None:
+        self.processes, self.nodes = processes, nodes
         self.links = job_links.known(processes)
         self.records: dict[int, flight_records.Record] = {}
         self.tasks: list[RayTask] = []
@@ -112,14 +114,19 @@ Source = Callable[[_Job], Finding | None]
 
 
 def collect(
-    processes: Sequence[ProcessSample], directory: Path | None, limit_s: float
+    processes: Sequence[ProcessSample],
+    directory: Path | None,
+    limit_s: float,
+    nodes: Sequence[NodeSample] = (),
 ) -> Evidence:
     """Ask all sources at once, for at most so many seconds.
+
+    ``nodes`` are the other nodes that processes are on.
 
     Their answers go to files below ``directory``, where there is one. Raises nothing:
     what fails is a finding with a ``problem``.
     """
-    job = _Job(processes)
+    job = _Job(processes, nodes)
     found: dict[str, Finding | None] = {}
 
     def ask(name: str, source: Source) -> None:
@@ -328,7 +335,7 @@ def _ray(job: _Job) -> Finding | None:
         return Finding("ray", problem=problem)
     texts = cluster.ask("status", "tasks", "actors", "placement-groups")
     said = [f"Ray cannot place: {line}" for line in ray_places.demands(texts["status"])]
-    job.tasks += ray_places.tasks(texts["tasks"])
+    job.tasks += ray_places.tasks(texts["tasks"], job.nodes)
     if len(re.findall(r"(?m)^ \d+ node_", texts["status"])) == 1:
         job.wants = bool(said)
     said += [f"Ray: {one}" for one in ray_places.pending(texts)]

@@ -245,7 +245,8 @@ class RayNodes:
                 seen, why = Seen(addresses=frozenset((address,))), ""
             elif not row["alive"] and not self._held.get(key):
                 continue  # a node that others have used
-            node = NodeSample(name, why, is_lost=not row["alive"])
+            is_lost = not row["alive"]
+            node = NodeSample(name, why, is_lost, number, sanitize.line(key))
             found = _joined(found, seen, node)
             if node.is_lost:
                 who = ", ".join(one.label for one in self._held[key][:4])

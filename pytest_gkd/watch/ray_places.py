@@ -19,11 +19,12 @@ from pytest_gkd.diagnosis.exceptions import Raised
 from pytest_gkd.diagnosis.stack_dump import Frame
 from pytest_gkd.processes import procfs
 from pytest_gkd.watch import own_frames, waiting
-from pytest_gkd.watch.samples import ProcessSample
+from pytest_gkd.watch.samples import PID_BITS, NodeSample, ProcessSample
 from pytest_gkd.watch.waits import RayTask
 
 ASK_S = 18.0  # a Ray command imports for seconds
 MOST = 6  # demands
+OWN = "gkd_watch"
 TASKS_OVER = ("FINISHED", "FAILED", "NIL")
 _WORKERS = ("ray-actor", "ray-worker", "engine", "engine-worker")
 _IDLE = ("idle", "broadcast", "ray")
@@ -149,18 +150,23 @@ def pending(texts: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def tasks(text: str) -> list[RayTask]:
-    """The tasks that are not over, of ``ray list tasks --detail``."""
+def tasks(text: str, nodes: Sequence[NodeSample] = ()) -> list[RayTask]:
+    """The tasks that are not over, of ``ray list tasks --detail``.
+
+    Their pids are as those of processes on these other nodes.
+    """
+    base = {one.id: one.number << PID_BITS for one in nodes}
     return [
         RayTask(
             str(row.get("task_id", "")),
             str(row.get("parent_task_id", "")),
             str(row.get("name", "")),
             str(row.get("state", "")),
-            int(row.get("worker_pid") or 0),
+            pid + base.get(str(row.get("node_id")), 0) if pid else 0,
             str(row.get("actor_id") or ""),
         )
         for row in _rows(text)
+        for pid in (int(row.get("worker_pid") or 0),)
         if row.get("type") != "ACTOR_CREATION_TASK"
         and row.get("state") not in TASKS_OVER
     ]
@@ -170,5 +176,12 @@ def _rows(text: str) -> list[dict[str, Any]]:
     with contextlib.suppress(ValueError):
         start = text.index("[\n") if "[\n" in text else text.index("[")
         rows, _ = json.JSONDecoder().raw_decode(text[start:])
-        return [row for row in rows if isinstance(row, dict)]
+        found = [row for row in rows if isinstance(row, dict)]
+        # What looks at other nodes for us is not the job's.
+        return [row for row in found if OWN not in _names(row)]
     return []
+
+
+def _names(row: Mapping[str, Any]) -> set[str]:
+    told = (str(row.get(key) or "") for key in ("name", "class_name"))
+    return {one.partition(".")[0] for one in told}

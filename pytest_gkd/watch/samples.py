@@ -112,12 +112,15 @@ class NodeSample:
     """Another node of the job's cluster.
 
     ``problem`` is why it is not seen now, empty where it is; ``is_lost`` that it has
-    left the cluster, with processes of the job.
+    left the cluster, with processes of the job. ``number`` stands above the bits of its
+    processes' pids, ``id`` is Ray's name for it.
     """
 
     name: str
     problem: str = ""
     is_lost: bool = False
+    number: int = 0
+    id: str = ""
 
 
 @dataclass(frozen=True)

@@ -122,7 +122,9 @@ def make(
     ended before it; ``natively`` is ``sampling.Sampler.natively``.
     """
     sample = natively(sample, directory.absolute() / "stacks")
-    asked = evidence.collect(sample.processes, directory / "evidence", EVIDENCE_LIMIT_S)
+    asked = evidence.collect(
+        sample.processes, directory / "evidence", EVIDENCE_LIMIT_S, sample.nodes
+    )
     known = replace(asked.known, ended=ended)
     picture = waits.picture(sample.processes, known)
     pids = verdict.odd or picture.odd
