@@ -61,7 +61,8 @@ def test_nccl(gkd: StageContext) -> None:
         where,
         settings.origin("min_bus_bandwidth"),
     )
-    assert not slow, slow
+    if slow:  # what was asked for is not met, which is no mistake of ours
+        pytest.fail(slow, pytrace=False)
     bus = "no bus to measure with a single rank"
     if table:
         size, best = max(table.items(), key=lambda entry: entry[1])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
+from test_plugin import Run
 
 from pytest_gkd.workload.ranks import allreduce
 from pytest_gkd.workload.ranks.allreduce import KIB, MIB
@@ -106,6 +108,16 @@ def test_the_best_size_is_held_against_the_floor() -> None:
     assert "9 GB/s" in text
     assert "10 GB/s" in text
     assert "--gkd-min-bus-bandwidth" in text
+
+
+@pytest.mark.needs("torch")
+def test_a_floor_that_is_missed_is_told_in_its_own_words(tmp_path: Path) -> None:
+    run = Run(tmp_path, "--gkd-stages=nccl", "--gkd-min-bus-bandwidth=1e6")
+    stage = run.stage("nccl")
+    assert stage["outcome"] == "failed"
+    assert "Failed: bus bandwidth reached " in stage["message"]
+    assert stage["diagnosis"] is None
+    assert stage["facts"]["bus_bandwidth_gb_s"]
 
 
 def test_a_floor_without_a_bus_to_measure_is_missed() -> None:

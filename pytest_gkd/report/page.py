@@ -31,8 +31,9 @@ def html(report: Report, folder: Path, before: Iterable[Report] = ()) -> str:
 
 
 def load() -> None:
-    """Compile the template, which takes most of the time of a page."""
-    templates.load(TEMPLATE)
+    """Compile the templates, which takes most of the time of a page."""
+    for name in (templates.BASE, templates.PARTS, TEMPLATE):
+        templates.load(name)
 
 
 def _page(report: Report, folder: Path, before: Iterable[Report]) -> dict[str, Any]:

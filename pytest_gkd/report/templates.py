@@ -11,6 +11,9 @@ from pytest_gkd import language
 if TYPE_CHECKING:
     import jinja2
 
+# What every other one begins with, and what they share.
+BASE, PARTS = "base.html.jinja", "parts.html.jinja"
+
 
 def load(name: str) -> jinja2.Template:
     """A template by its file's name, compiled once."""
