@@ -15,12 +15,13 @@ import report_schema
 from test_plugin import Run
 
 from pytest_gkd.__main__ import main
+from pytest_gkd.processes import host_capabilities
 from pytest_gkd.report import page
 from pytest_gkd.report.compare import Report
 
 HOSTILE = "</pre><script>document.title = 'owned'</script><img src=x onerror=alert(1)>"
 PROBE = """
-import threading
+import os, subprocess, sys, threading
 import pytest
 
 @pytest.mark.gkd_stage("fine")
@@ -31,7 +32,16 @@ def test_fine(gkd):
 @pytest.mark.gkd_stage("lock", timeout=12)
 def test_lock(gkd):
     gkd.step("taking the lock")
+    for number in range(5):
+        environ = {**os.environ, "ODD": str(number == 3)}
+        subprocess.Popen([sys.executable, "worker.py"], env=environ)
     threading.Event().wait()
+"""
+WORKER = """
+import os, time
+def save(): time.sleep(600)
+def step(): time.sleep(600)
+save() if os.environ["ODD"] == "True" else step()
 """
 
 
@@ -55,6 +65,7 @@ def made(**stage: Any) -> Report:
 def stuck(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("stuck")
     (place / "test_probe.py").write_text(PROBE)
+    (place / "worker.py").write_text(WORKER)
     Run(place, "--gkd-stages=fine,lock", "test_probe.py")
     return place
 
@@ -73,7 +84,12 @@ def test_a_run_is_shown_with_its_times_its_stacks_and_its_numbers(
     bars = re.findall(r'class="bar (\w+)" style="margin-left:[\d.]+%;width:', text)
     assert bars == ["passed", "timeout"]
     stacks = text.partition("<details><summary>.gkd/last/stacks/lock/")[2]
-    assert "test_lock" in stacks.partition("</details>")[0]
+    assert "test_lock (test_probe.py" in stacks
+    if host_capabilities.may_trace():
+        # Of five workers, the one that is elsewhere is marked.
+        (odd,) = re.findall(r'<div class="box odd">(.*?)</div>', text, re.DOTALL)
+        assert re.match(r"<strong>pid \d+ leaves the others here</strong>", odd)
+        assert "save (worker.py:3)" in odd
     # The next run moves it away with the rest of the report, and has its own.
     Run(stuck, "--gkd-stages=fine", "test_probe.py")
     (kept,) = (stuck / ".gkd/runs").glob("*/report.html")

@@ -76,6 +76,16 @@ def test_who_stands_above_the_others_is_told() -> None:
     assert "1-7/8 step" in text
 
 
+def test_recursion_in_the_job_is_cut_between_its_ends() -> None:
+    deep = [f"f{n} m.py {n + 1}" for n in range(5000)]
+    tree = stack_tree.build([_rank(n, _thread(*deep, LATE)) for n in range(8)])
+    text = json.dumps(tree.to_json())
+    assert "f0 (m.py:1)" in text
+    assert "4801 more frames" in text
+    assert "f4999 (m.py:5000)" in text
+    assert "all_reduce" in tree.text()
+
+
 def test_a_long_trunk_is_folded_and_lines_fit_the_width() -> None:
     deep = [f"layer_{n} {'x' * 70}/model.py {n}" for n in range(1, 41)]
     text = stack_tree.build([_rank(0, _thread(*deep, LATE))]).text(80)

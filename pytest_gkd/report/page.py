@@ -124,14 +124,18 @@ def _failure(stage: Mapping[str, Any], folder: Path, files: Files) -> dict[str, 
 
 
 def _standstill(stage: Mapping[str, Any], folder: Path) -> dict[str, Any] | None:
-    """The last one that ``gkd watch`` has kept of a stage that ran under it."""
-    own = folder.resolve()
-    output = folder / "output" / str(stage.get("name"))
-    for place in sorted(output.glob("*/stuck-*"), reverse=True):
+    """The last one that ``gkd watch`` has kept of a stage that ran under it; else the
+    stacks of a stage that did not end in time."""
+    own, name = folder.resolve(), str(stage.get("name"))
+    found = sorted((folder / "output" / name).glob("*/stuck-*"), reverse=True)
+    for place in found:
         if place.resolve().is_relative_to(own):
             told = standstill_page.read(place)
             if told is not None:
                 return standstill_page.parts(told, place)
+    tree = folder / "stacks" / name / standstill_page.TREE
+    if stage.get("stacks") and tree.resolve().is_relative_to(own):
+        return standstill_page.parts({}, tree.parent)
     return None
 
 

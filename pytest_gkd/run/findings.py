@@ -6,14 +6,15 @@ import functools
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
+from pytest_gkd.diagnosis import stack_dump
 from pytest_gkd.diagnosis.evidence import EvidenceLine, StageEvidence, TextSource
-from pytest_gkd.files import make_way, read_end, shown_from, write_private
+from pytest_gkd.files import make_way, read_end, shown_from, write_json, write_private
 from pytest_gkd.processes import stacks
 from pytest_gkd.report.record import OUTPUT_BYTES, TIMEOUT, StageRecord
 from pytest_gkd.run.pytest_report import Traceback
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 TEXTS = (".log", ".txt", ".out", ".err")
 BLOCK_CHARACTERS = 1 << 20
 MESSAGE_CHARS = 8000
+NAME_CHARS = 60  # of a command that names a process
 
 
 @dataclass
@@ -66,6 +68,35 @@ class Findings:
         self._stack_texts[record.name] = [
             TextSource(f"stacks/{stack.path.name}", stack.text) for stack in found
         ]
+        if len(found) > 1:
+            self._keep_tree(record, found)
+
+    def _keep_tree(self, record: StageRecord, found: Sequence[stacks.Stack]) -> None:
+        """All stacks as one tree, which the page of the run draws."""
+        # Only a stage that stood still pays for these imports.
+        from pytest_gkd.report.standstill_page import TREE
+        from pytest_gkd.watch import stack_tree
+        from pytest_gkd.watch.samples import ProcessSample, Role
+
+        own = "the stage's own process"
+        samples = [
+            ProcessSample(
+                one.pid,
+                start=0,
+                ppid=0,
+                role=Role(name=own if one.is_root else _program(one)[:NAME_CHARS]),
+                command=one.command,
+                threads=stack_dump.threads(one.text, one.pid),
+            )
+            for one in found
+        ]
+        path = self.report_dir / "stacks" / record.name / TREE
+        try:
+            self.prepare(self.report_dir)
+            make_way(path)
+            write_json(path, sanitize.data(stack_tree.build(samples).to_json()))
+        except OSError as error:
+            self.tell(f"stacks of {record.name} could not be saved: {error}")
 
     def settle(
         self,
@@ -203,3 +234,8 @@ def _stopped(progress: dict[str, Any] | None) -> dict[str, int]:
     """The process that was stopped by a signal, for the advice."""
     pids = (progress or {}).get("stopped_pids") or []
     return {"stopped_pid": pids[0]} if pids else {}
+
+
+def _program(stack: stacks.Stack) -> str:
+    """The command without the pid before it: equal for processes that are alike."""
+    return stack.command.removeprefix(f"{stack.pid} ")

@@ -22,6 +22,7 @@ WIDTH = 80
 HEAD, TAIL = 1, 2
 # Which only wait for others' work and tell nothing of the job.
 BESIDE = ("ray-system", "helper", "compiler")
+OUTER, INNER = 60, 140  # frames of one stack
 DEEPEST = 6  # further branches are not indented any more
 _NUMBERS = re.compile(r"\d+")
 
@@ -146,7 +147,7 @@ def build(processes: Iterable[ProcessSample]) -> Tree:
                 blind.append(process)
             continue
         for thread in process.threads:
-            if frames := own_frames.own(thread):
+            if frames := _bounded(own_frames.own(thread)):
                 key = (kind_of(process), thread_name(thread))
                 stacks.setdefault(key, []).append((process, frames))
             else:
@@ -173,6 +174,15 @@ def thread_name(thread: Thread) -> str:
     if thread.is_main:
         return MAIN
     return f"thread {_NUMBERS.sub('N', thread.name)}" if thread.name else "other thread"
+
+
+def _bounded(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Both ends of a stack that recursion has made deep: trees are walked so, too."""
+    between = len(frames) - OUTER - INNER
+    if between <= 0:
+        return frames
+    gap = Frame("…", 0, f"{between} more frames")
+    return (*frames[:OUTER], gap, *frames[-INNER:])
 
 
 def _group(
