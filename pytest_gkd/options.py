@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_gkd import time_spans
 from pytest_gkd.near_names import near_names
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS
 
@@ -249,8 +250,9 @@ TIMEOUT = Option(
     "timeout",
     "list",
     None,
-    "NAME=SECONDS",
-    "a stage's budget in seconds, repeatable; all=SECONDS for every stage",
+    "NAME=TIME",
+    "a stage's budget, such as 90 (seconds), 20m or 1h; repeatable; all=TIME for every "
+    "stage",
 )
 REPORT = Option(
     "report",
@@ -375,21 +377,24 @@ class Budget:
 
 
 def read_budgets(entries: Iterable[tuple[str, str]]) -> tuple[Budget, ...]:
-    """Parse ``NAME=SECONDS`` entries, each with its origin; highest precedence first.
+    """Parse ``NAME=TIME`` entries, each with its origin; highest precedence first.
 
     A later entry wins, and one for a stage wins over one for ``all``. Raises
-    SettingsError for seconds that are not a number above 0.
+    SettingsError for what is no time above 0.
     """
     budgets: list[Budget] = []
     for entry, origin in entries:
         name, equals, seconds = (part.strip() for part in entry.partition("="))
         if not equals:
             raise SettingsError(
-                f"{origin}: {entry!r} is not NAME=SECONDS, for example nccl=90"
+                f"{origin}: {entry!r} is not NAME=TIME, for example nccl=90"
             )
-        expected = "a number of seconds above 0"
-        where = f"{origin} ({name})"
-        value = _number(seconds, where, float, expected, lambda n: n > 0)
+        value = time_spans.seconds(seconds)
+        if value is None:
+            raise SettingsError(
+                f"{origin} ({name}): {seconds!r} is not a time above 0, such as 90 "
+                "(seconds), 90s, 20m or 1h"
+            )
         budgets.insert(0, Budget(name, value, origin))
     return tuple(sorted(budgets, key=lambda one: one.stage == "all"))
 

@@ -131,17 +131,29 @@ def test_a_later_budget_wins() -> None:
     assert budgets("nccl=90", "nccl=5")[0] == ("nccl", 5.0)
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "soon", "inf", "nan", ""])
-def test_a_budget_is_seconds_above_0(seconds: str) -> None:
+def test_a_budget_may_have_a_unit() -> None:
+    assert budgets("launch=20m", "nccl=90s", "vllm=1.5h", "all=2 min") == [
+        ("vllm", 5400.0),
+        ("nccl", 90.0),
+        ("launch", 1200.0),
+        ("all", 120.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    "seconds", ["0", "-1", "soon", "inf", "nan", "", "0m", "m", "5d", "5 m s", "1e309"]
+)
+def test_a_budget_is_a_time_above_0(seconds: str) -> None:
     with pytest.raises(SettingsError) as caught:
         budgets(f"nccl={seconds}")
     assert str(caught.value) == (
-        f"--gkd-timeout (nccl): {seconds!r} is not a number of seconds above 0"
+        f"--gkd-timeout (nccl): {seconds!r} is not a time above 0, such as 90 "
+        "(seconds), 90s, 20m or 1h"
     )
 
 
 def test_a_budget_without_a_name_is_shown_how_it_should_be() -> None:
-    with pytest.raises(SettingsError, match=r"'90' is not NAME=SECONDS.*nccl=90"):
+    with pytest.raises(SettingsError, match=r"'90' is not NAME=TIME.*nccl=90"):
         budgets("90")
 
 

@@ -476,7 +476,7 @@ def test_ini_twins_set_budgets_files_and_stages(tmp_path: Path) -> None:
         (["--gkd-stages=data", "--gkd-timeout=data=soon"], "*'soon'*above 0*"),
         (["--gkd-stages=data", "--gkd-timeout=data=0"], "*'0'*above 0*"),
         (["--gkd-stages=data", "--gkd-timeout=dta=9"], "*did you mean 'data'?*"),
-        (["--gkd-stages=data", "--gkd-timeout=9"], "*'9' is not NAME=SECONDS*"),
+        (["--gkd-stages=data", "--gkd-timeout=9"], "*'9' is not NAME=TIME*"),
         (
             ["--gkd-stages=nccl", "--gkd-world-size=4096"],
             "*--gkd-world-size: 4096 ranks, but *",

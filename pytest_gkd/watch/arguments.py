@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd import help_pages
+from pytest_gkd import help_pages, time_spans
 from pytest_gkd.watch import exits
 
 DIRECTORY = ".gkd/watch"
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _EXITS = {
     "N": "that of COMMAND, 128+N if signal N ended it",
     0: "--until-step ended it; with --pid and --log: the job finished",
@@ -201,12 +199,12 @@ def checked(given: argparse.Namespace, command: list[str] | None) -> Asked:
 
 def seconds(text: str) -> float:
     """A time such as ``90``, ``90s``, ``5m`` or ``1h``, in seconds."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|m|min|h)?", text.strip())
-    if found is None or not float(found[1]):
+    found = time_spans.seconds(text)
+    if found is None:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a time above 0, such as 90, 5m or 1h"
         )
-    return float(found[1]) * _UNITS[found[2] or ""]
+    return found
 
 
 def _on_stuck(text: str) -> str:
