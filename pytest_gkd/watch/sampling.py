@@ -23,6 +23,7 @@ from pytest_gkd.processes import (
 from pytest_gkd.processes.procfs import Stat
 from pytest_gkd.watch import (
     far_peers,
+    launched_nodes,
     process_facts,
     ray_nodes,
     ray_places,
@@ -44,6 +45,9 @@ MOST_NATIVE = 64
 class Sampler:
     """Takes samples of one job.
 
+    ``nodes`` are the others of a Ray cluster, ``elsewhere`` says what another launcher
+    has put where it is not seen.
+
     ``output`` gives all bytes of output so far and when the last came, ``blocked_s``
     for how long nobody reads what is passed on.
     """
@@ -62,6 +66,7 @@ class Sampler:
         self._gpus: tuple[GpuSample, ...] = ()
         self._gpu_reader = gpus.Reader()
         self.nodes = ray_nodes.RayNodes()
+        self.elsewhere = ""
 
     def take(self) -> JobSample:
         """A cheap look, without stacks."""
@@ -101,7 +106,7 @@ class Sampler:
             resource_use.network_bytes(),
             self._blocked_s(),
             nodes=far.nodes,
-            unseen=self.scope.unseen,
+            unseen=(*self.scope.unseen, *filter(None, (self.elsewhere,))),
         )
 
     def look(self, out: Path) -> JobSample:
@@ -207,6 +212,8 @@ class Sampler:
             for pid, one in found.items()
         ]
         in_ray = bool(self.scope.sessions)
+        if not in_ray and not self.elsewhere:
+            self.elsewhere = sanitize.line(launched_nodes.not_seen(facts))
         told = roles.roles(facts, self._driver(), in_ray=in_ray)
         self._known = {
             (one.pid, found[one.pid].start): (

@@ -150,14 +150,20 @@ class Watch:
             self._judge(now)
             self.keep_verdict()
         self._hear_report()
-        while self.sampler.nodes.notes:
-            self.screen.say(self.sampler.nodes.notes.pop(0))
+        self._tell_nodes()
         if self.asked.until_step and self.end is None and self.progress.trained:
             self.end = End("--until-step", 0)
             spent_s = self.progress.trained_at - self.began
             self.screen.say(f"a training step is done after {verdicts.span(spent_s)}")
         self._show(now)
         self.screen.flush()
+
+    def _tell_nodes(self) -> None:
+        """Which other nodes are seen, and which are not, once each."""
+        while self.sampler.nodes.notes:
+            self.screen.say(self.sampler.nodes.notes.pop(0))
+        if self.sampler.elsewhere and self._may_tell(self.sampler.elsewhere, once=True):
+            self.screen.say(self.sampler.elsewhere)
 
     def _take_sample(self, now: float) -> None:
         before, self._sample = self._sample, self.sampler.take()
@@ -325,10 +331,11 @@ class Watch:
         elif self._may_tell(verdict.word):
             self.tell(verdict, self.in_words(verdict))
 
-    def _may_tell(self, what: str) -> bool:
-        """Whether it was not told lately."""
+    def _may_tell(self, what: str, *, once: bool = False) -> bool:
+        """Whether it was not told lately, or with ``once`` never."""
         now = monotonic()
-        if now < self._told.get(what, -SAY_TWICE_S) + SAY_TWICE_S:
+        again_s = float("inf") if once else SAY_TWICE_S
+        if what in self._told and now < self._told[what] + again_s:
             return False
         self._told[what] = now
         return True
