@@ -195,7 +195,7 @@ def test_a_node_that_does_not_answer_never_counts_as_still(
 ) -> None:
     head, other = cluster
     wait_for(lambda: not other.pids("ray::gkd_watch"), "agents of ended watches")
-    job = Watched(head, tmp_path / "job", "works", "100")
+    job = Watched(head, tmp_path / "job", "works", "1000")
     try:
         job.wait_for("also looked at")
         job.wait_for("'step': 3")
@@ -205,7 +205,8 @@ def test_a_node_that_does_not_answer_never_counts_as_still(
         assert "nothing moves on the machines that are seen" in told["why"][0]
         assert told["confidence"] == "likely"
         subprocess.run(["kill", "-CONT", str(agent)], check=True)
-        job.wait_for_verdict("at work", "on 10.87.0.2) uses")
+        # At work, or slow where no step is made for long: in either case busy there.
+        wait_for(lambda: "on 10.87.0.2) uses" in str(job.verdict["why"]), "not busy")
         assert "stuck" not in job.text
         # Nothing of ours outlives who watches, however that ends.
         (gkd,) = head.pids("pytest_gkd watch")
