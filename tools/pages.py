@@ -15,9 +15,11 @@ import fault_page
 import model_page
 import standstill_page
 
-from pytest_gkd import fault_specs
+from pytest_gkd import fault_specs, language
+from pytest_gkd.diagnosis import translated
 from pytest_gkd.diagnosis.catalogue import Catalogue, Fix, Rule, formed, load
 from pytest_gkd.gpu_report import result_files, result_page
+from pytest_gkd.language import tr
 
 MADE = "python tools/pages.py"
 NOTE = f"<!-- Made from the advice files by {MADE}; do not edit. -->"
@@ -32,6 +34,28 @@ CARD = (
     *("train.nan", "train.batch-size", "config.unknown-option"),
     *("config.framework-version", "env.variable-not-propagated"),
 )
+CARD_WORDS = {
+    "en": (
+        "Quick card",
+        (
+            "`gkd diagnose LOG...` names the root cause of a run; `gkd explain CAUSE`",
+            "tells all that is known of it. The first error in time is the root, the",
+            "loudest or last one seldom is.",
+        ),
+        ("Problem", "First step", "Cause"),
+        "Common misconceptions",
+    ),
+    "zh": (
+        "速查表",
+        (
+            "`gkd --lang=zh diagnose LOG...` 指出一次运行的根因；",
+            "`gkd --lang=zh explain CAUSE` 给出关于该原因的全部内容。",
+            "根因是时间上最早的错误，很少是最显眼或最后的那个。",
+        ),
+        ("问题", "第一步", "原因"),
+        "常见误解",
+    ),
+}
 
 
 def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
@@ -45,6 +69,11 @@ def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
     }
     made["causes/README.md"] = index(catalogue)
     made["quick-card.md"] = card(catalogue)
+    language.use("zh")
+    try:
+        made["quick-card.zh.md"] = card(catalogue)
+    finally:
+        language.use("en")
     times = _recorded(docs, fault_page.TIMES)
     made["faults.md"] = fault_page.page(fault_specs.load().values(), times)
     results = result_files.load(docs.parent / result_files.DIRECTORY) if docs else ()
@@ -124,28 +153,21 @@ def index(catalogue: Catalogue) -> str:
 
 def card(catalogue: Catalogue) -> str:
     """The causes that are met most often, each with its first step, on one page."""
-    lines = [
-        "# Quick card",
-        "",
-        NOTE,
-        "",
-        "`gkd diagnose LOG...` names the root cause of a run; `gkd explain CAUSE`",
-        "tells all that is known of it. The first error in time is the root, the",
-        "loudest or last one seldom is.",
-        "",
-        "| Problem | First step | Cause |",
-        "| --- | --- | --- |",
-    ]
+    title, intro, heads, misconceptions = CARD_WORDS[language.current()]
+    lines = [f"# {title}", "", NOTE, "", *intro, "", f"| {' | '.join(heads)} |"]
+    lines += ["| --- | --- | --- |"]
+    rules = {rule.id: translated.rule(rule) for rule in catalogue.values()}
     for cause in CARD:
-        rule = catalogue[cause]
+        rule = rules[cause]
         first = rule.first_fix
-        run = f": `{_cell(first.form)}`" if first.run else ""
-        run += f" (fill in {first.blanks})" if first.blanks else ""
+        run = f"{tr(': ')}`{_cell(first.form)}`" if first.run else ""
+        if first.blanks:
+            run += tr(" (fill in {blanks})").format(blanks=first.blanks)
         link = f"[{cause}](causes/{cause}.md)"
         lines.append(
             f"| {_cell(rule.title)} | {_cell(formed(first.do))}{run} | {link} |"
         )
-    lines += ["", "## Common misconceptions", "", *_myths(catalogue.values()), ""]
+    lines += ["", f"## {misconceptions}", "", *_myths(rules.values()), ""]
     return "\n".join(lines)
 
 
@@ -163,7 +185,7 @@ def stale(catalogue: Catalogue, root: Path) -> list[str]:
     differ = [
         name
         for name, text in made.items()
-        if not (root / name).is_file() or (root / name).read_text() != text
+        if not (root / name).is_file() or (root / name).read_text("utf-8") != text
     ]
     known = {Path(name).name for name in made if name.startswith("causes/")}
     there = (root / "causes").glob("*.md")
@@ -184,7 +206,7 @@ def main(arguments: Sequence[str]) -> int:
         path = root / name
         if name in made:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(made[name])
+            path.write_text(made[name], "utf-8")
         else:
             path.unlink()
     sys.stdout.write("".join(f"{root / n}: not made here, and left\n" for n in theirs))
@@ -193,7 +215,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _is_ours(path: Path) -> bool:
     """Whether a page may be written over or removed: it says that it was made here."""
-    return not path.exists() or MADE in path.read_text()
+    return not path.exists() or MADE in path.read_text("utf-8")
 
 
 if __name__ == "__main__":
