@@ -40,7 +40,7 @@ def test_guesses_are_told_as_guesses() -> None:
     assert (report.verdict, report.causes) == ("unknown", ())
     assert "cuda.oom" in report.nearest
     assert report.to_json()["nearest"] == list(report.nearest)
-    assert "guesses, by its words alone" in " ".join(render.log_text(report).split())
+    assert ": guesses; `gkd explain CAUSE`" in " ".join(render.log_text(report).split())
 
 
 def test_the_summary_of_a_launcher_tells_less_than_what_it_sums_up() -> None:

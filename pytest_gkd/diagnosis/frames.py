@@ -32,9 +32,9 @@ _TAKES_APART = re.compile(r" = (?:\[\w+\[|[\w.]+\[[^(]*$)")
 _LOG_PROBS = re.compile(r"log_?probs?", re.IGNORECASE)
 # Libraries and frameworks, also where they run from their sources or a model's folder.
 _LIBRARY = re.compile(
-    r"/(?:(?:site|dist)-packages|transformers_modules|verl|trl|swift|slime|nemo_rl"
-    r"|openrlhf|lightrft|skyrl\w*|areal|roll|llamafactory|megatron|deepspeed|vllm|sglang"
-    r"|transformers|accelerate|peft|datasets)/"
+    r"/(?:(?:site|dist)-packages|transformers_modules|pytest_gkd|verl|trl|swift|slime"
+    r"|nemo_rl|openrlhf|lightrft|skyrl\w*|areal|roll|llamafactory|megatron|deepspeed"
+    r"|vllm|sglang|transformers|accelerate|peft|datasets)/"
 )
 # What only calls the code of others, such as a module's ``forward``.
 _CALLER = re.compile(

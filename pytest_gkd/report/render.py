@@ -304,8 +304,7 @@ def _guesses(causes: Sequence[str]) -> str:
     if not causes:
         return ""
     return tr(
-        "{causes}: guesses, by its words alone; `gkd explain CAUSE` tells how each "
-        "shows itself"
+        "{causes}: guesses; `gkd explain CAUSE` tells how each shows itself"
     ).format(causes=", ".join(causes))
 
 
