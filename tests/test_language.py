@@ -15,7 +15,7 @@ from test_render import DIAGNOSIS, block, record
 
 from pytest_gkd import language, options
 from pytest_gkd.__main__ import main
-from pytest_gkd.diagnosis import catalogue, diagnose, translated
+from pytest_gkd.diagnosis import catalogue, diagnose, suspects, translated
 from pytest_gkd.diagnosis.catalogue import FIELD, PLACE, Rule
 from pytest_gkd.report import explain, page, render
 from pytest_gkd.report.columns import cells, padded, wrapped
@@ -144,6 +144,49 @@ def test_the_framework_of_advice_stays_with_its_condition(chinese: None) -> None
             assert f"（{when}）" in shown, line
             found[bool(fix.when)] = shown
     assert len(found) == 2
+
+
+STEPS = (
+    ("", ""),
+    ("step 3 of 9 has begun: ", "第 3 步（共 9 步）已开始："),
+    ("step 3 is done: ", "第 3 步已完成："),
+    ("no step of 9 is done yet: ", "9 步中还没有完成任何一步："),
+)
+
+
+@pytest.mark.parametrize("phase", suspects.load().signs)
+def test_the_last_sign_of_a_hang_keeps_its_step_and_its_facts(
+    phase: str, chinese: None
+) -> None:
+    for sign in suspects.load().signs[phase]:
+        said = f"{sign.done}; {sign.open}"
+        told = facts(iter(FIELD.findall(said)))
+        for step, chinese_step in STEPS:
+            text = step + said.format_map(told)
+            shown = translated.last_sign(phase, suspects.Suspicion(sign.name, text))
+            wanted = f"{language.tr(sign.done)}；{language.tr(sign.open)}"
+            assert shown == chinese_step + wanted.format_map(told)
+
+
+def test_a_hang_is_told_in_chinese(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text("[2026-11-21 10:00:00] Using config file x\n")
+    monkeypatch.setenv("LANGUAGE", "zh")
+    try:
+        main(["diagnose", str(log), "--now=2026-11-21 18:00"])
+    finally:
+        language.use("en")
+    text = capsys.readouterr().out
+    assert "卡住：停在" in text
+    assert "  检查  1. " in text
+    said = re.sub(r"\([^)]*\)|（[^）]*）|`[^`]*`", "", text)
+    lines = [line for line in said.splitlines() if "  检查" in line or "  状态" in line]
+    assert lines
+    assert all(CHINESE_TEXT.search(line) for line in lines)
 
 
 def test_a_text_that_is_not_the_catalogues_stays(chinese: None) -> None:

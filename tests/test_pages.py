@@ -55,7 +55,9 @@ def with_fixes(cause: str, *fixes: catalogue.Fix) -> catalogue.Catalogue:
     return {**CATALOGUE, cause: changed}
 
 
-@pytest.mark.parametrize("name", ["quick-card.md", "quick-card.zh.md", "causes/README.md"])
+@pytest.mark.parametrize(
+    "name", ["quick-card.md", "quick-card.zh.md", "causes/README.md"]
+)
 def test_the_first_step_is_one_that_holds_whatever_a_stage_has_seen(name: str) -> None:
     made = pages.pages(with_fixes("sync.stuck", CONDITIONAL, GENERAL))[name]
     (row,) = [line for line in made.splitlines() if "[sync.stuck]" in line]

@@ -13,12 +13,14 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
+from pytest_gkd.diagnosis import log_phases, suspects
 from pytest_gkd.diagnosis.catalogue import ADVICE_DIR, TEXTS, Rule, parse_rule
 from pytest_gkd.language import CATALOGUES, CHINESE, DOMAIN
 
@@ -50,11 +52,25 @@ def texts() -> Iterator[tuple[str, str]]:
                 for _, text, *_ in found:
                     if isinstance(text, str):
                         yield path.relative_to(PACKAGE).as_posix(), text
+    for text in log_phases.WAITS_FOR.values():
+        yield "diagnosis/phases.toml", text
+    for phase in log_phases.PHASES:
+        for text in of_hangs(suspects.HANGS_DIR / f"{phase}.toml"):
+            yield f"diagnosis/hangs/{phase}.toml", text
     for path in sorted(ADVICE_DIR.glob("*/*.toml")):
         data = tomllib.loads(path.read_text("utf-8"))
         rule = parse_rule(data, f"{path.parent.name}.{path.stem}", str(path))
         for text in of_rule(rule):
             yield path.relative_to(PACKAGE).as_posix(), text
+
+
+def of_hangs(path: Path) -> Iterator[str]:
+    """The texts of the signs and suspects of a phase."""
+    data = tomllib.loads(path.read_text("utf-8"))
+    for key in ("sign", "suspect"):
+        for table in data.get(key, ()):
+            told = (table.get(name) for name in suspects.TEXTS[key])
+            yield from filter(None, told)
 
 
 def of_rule(rule: Rule) -> Iterator[str]:

@@ -37,11 +37,24 @@ from pytest_gkd.diagnosis.frames import is_at
 from pytest_gkd.diagnosis.patterns import Match, Pattern, PatternError, pattern_of
 from pytest_gkd.diagnosis.scan import blanked
 from pytest_gkd.diagnosis.stack_dump import Frame
+from pytest_gkd.language import marked
 
 HANGS_DIR = Path(__file__).parent / "hangs"
+# What its reader reads as sentences, and so in a language.
+TEXTS = {"sign": ("done", "open"), "suspect": ("observation", "where")}
 MAX_SUSPECTS = 5
 WIDTH = 300  # characters in all that is said about a suspect: three lines
 
+# Where in the loop a run is, before its last sign.
+BEGUN = marked("step {step} of {steps} has begun: ")
+DONE, DONE_OF = (
+    marked("step {step} is done: "),
+    marked("step {step} of {steps} is done: "),
+)
+NONE, NONE_OF = (
+    marked("no step is done yet: "),
+    marked("no step of {steps} is done yet: "),
+)
 # Phases of the loop, in which the number of completed steps says where the run is.
 _LOOP = ("weight-sync", "generation", "teacher", "training-step", "checkpoint")
 # verl's bar, the Trainer's own, which has no name before it; verl's line, NeMo-RL's.
@@ -349,13 +362,14 @@ def _where(phase: str, text: bytes, facts: Mapping[str, Any]) -> str:
         return ""
     bar = _final(_STEP.finditer(text))
     if bar and bar[b"begun"] and step in (None, int(bar[b"begun"])):
-        return f"step {int(bar[b'begun'])} of {int(bar[b'all'])} has begun: "
+        return BEGUN.format(step=int(bar[b"begun"]), steps=int(bar[b"all"]))
     if step is None and bar:
         step, steps = int(bar[b"step"] or bar[b"alone"]), int(bar[b"steps"] or 0)
     if step is None:
         return ""
-    of = f" of {steps}" if steps else ""
-    return f"step {step}{of} is done: " if step else f"no step{of} is done yet: "
+    if step:
+        return (DONE_OF if steps else DONE).format(step=step, steps=steps)
+    return (NONE_OF if steps else NONE).format(steps=steps)
 
 
 def _number(value: Any) -> int | None:

@@ -10,6 +10,7 @@ import re
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
+from pytest_gkd.diagnosis import suspects
 from pytest_gkd.diagnosis.catalogue import (
     FIELD,
     PLACE,
@@ -19,9 +20,12 @@ from pytest_gkd.diagnosis.catalogue import (
     built_in,
 )
 from pytest_gkd.diagnosis.diagnose import Diagnosis
-from pytest_gkd.language import ENGLISH, current, tr
+from pytest_gkd.diagnosis.suspects import Suspicion
+from pytest_gkd.language import ENGLISH, current, marked, tr
 
 Told = TypeVar("Told")
+# Between what is done and what is open.
+BUT = marked("; ")
 # No text with its facts is longer; the search for the places takes more than linear
 # time.
 LONGEST = 4_000
@@ -75,6 +79,21 @@ def advice(cause: str, text: str) -> str:
     if current() == ENGLISH or known is None:
         return text
     return next((told for fix in known.fixes if (told := _fix(fix, text))), text)
+
+
+def last_sign(phase: str, suspicion: Suspicion) -> str:
+    """The last sign of life of a run that hangs in this phase."""
+    text = suspicion.last_sign
+    if current() == ENGLISH:
+        return text
+    steps = (suspects.BEGUN, suspects.DONE_OF, suspects.DONE)
+    for sign in suspects.load().signs.get(phase, ()):
+        for step in (*steps, suspects.NONE_OF, suspects.NONE, ""):
+            said = (step, sign.done, BUT, sign.open)
+            found = _matched(_pattern("".join(said), FIELD), text)
+            if found and sign.name == suspicion.sign:
+                return _filled("".join(map(tr, said)), FIELD, found.groupdict())
+    return text
 
 
 def _fix(fix: Fix, text: str) -> str:

@@ -254,7 +254,7 @@ def log_text(report: LogReport) -> str:
     elif report.verdict == "hung":
         stopped = tr("hung: stopped during {phase}")
         lines.append(stopped.format(phase=_during(report.phase)))
-        waits_for = tr("for {what}").format(what=report.waits_for)
+        waits_for = tr("for {what}").format(what=tr(report.waits_for))
         lines += wrapped(_label(tr("waits")), waits_for)
         lines += _silence(report)
         if report.last:
@@ -313,13 +313,15 @@ def _suspects(report: LogReport) -> Iterator[str]:
     if report.suspicion is None:
         yield from wrapped(_label(tr("ranks")), report.fell_silent)
         return
-    yield from wrapped(_label(tr("sign")), report.suspicion.last_sign)
+    last_sign = translated.last_sign(report.phase, report.suspicion)
+    yield from wrapped(_label(tr("sign")), last_sign)
     yield from wrapped(_label(tr("ranks")), report.suspicion.missing)
     shown = SUSPECTS if report.verdict == "hung" else 1
     for number, one in enumerate(report.suspicion.suspects[:shown], 1):
         yield from wrapped(
             _label("" if number > 1 else tr("check")),
-            f"{number}. {one.cause}: {one.observation} ({one.where})",
+            f"{number}. {one.cause}: {tr(one.observation)}"
+            + tr(" ({condition})").format(condition=tr(one.where)),
         )
         if one.command:
             # A command must stay on one line to be copied.
