@@ -736,7 +736,8 @@ def _page(asked: argparse.Namespace) -> int:
     elif standstill := standstill_page.read(folder):
         text = standstill_page.html(standstill, folder)
     else:
-        text = page.html(compare.read(path), folder, compare.kept(path))
+        before, runs = compare.kept(path), history.of_report(path)
+        text = page.html(compare.read(path), folder, before, runs)
     output = asked.output or folder / PAGE
     try:
         page_file.write(text, output.parent.resolve() / output.name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,30 @@ def test_nothing_that_a_log_says_is_markup_and_the_page_stays_small(
     assert "\x1b" not in text
     assert len(text.encode()) < 1_000_000
     assert not re.search(r"(?:src|href|action)\s*=\s*\"|url\(|@import", text)
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no Chromium is here")
+def test_a_browser_draws_the_curves_and_runs_nothing(
+    here: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "train.log"
+    steps = [f"{{'loss': {2.0 - n / 40}, 'step': {n}}}" for n in range(30)]
+    log.write_text("\n".join([*steps, f"ValueError: {HOSTILE}"]))
+    page = here / "report.html"
+    made(log)
+    shown = subprocess.run(
+        [
+            *("chromium", "--headless", "--no-sandbox", "--disable-gpu"),
+            *("--virtual-time-budget=2000", "--window-size=390,1200", "--dump-dom"),
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    assert "<title>owned" not in shown
+    assert '<polyline class="curve" points="0,' in shown
+    assert "&lt;script&gt;" in shown
 
 
 def test_a_page_of_somebody_elses_stays_and_one_of_ours_is_made_anew(

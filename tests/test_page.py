@@ -16,7 +16,7 @@ from test_plugin import Run
 
 from pytest_gkd.__main__ import main
 from pytest_gkd.processes import host_capabilities
-from pytest_gkd.report import page
+from pytest_gkd.report import history, page
 from pytest_gkd.report.compare import Report
 
 HOSTILE = "</pre><script>document.title = 'owned'</script><img src=x onerror=alert(1)>"
@@ -241,3 +241,17 @@ def test_a_page_of_somebody_elses_is_left_as_it_is(
     theirs.unlink()
     theirs.symlink_to(tmp_path / "far")
     assert main(["report", "--html", str(folder)]) == 2
+
+
+def test_times_and_bandwidth_are_shown_beside_what_is_usual() -> None:
+    def run(number: int, seconds: float, gb_s: float) -> Report:
+        facts = {"bus_bandwidth_gb_s": {"64 MiB": gb_s}}
+        one = made(outcome="passed", duration_s=seconds, facts=facts)
+        return Report("r", {**one.data, "started": f"2026-11-26T01:00:{number:02}"})
+
+    runs = [history.entry(run(n, 2.0 + n, 100.0 + n).data) for n in range(3)]
+    text = page.html(run(9, 5.0, 50.5), Path(), (), runs)
+    assert '5.0 s<br><span class="soft">usually 3.0 s</span>' in text
+    assert 'style="width:50.0%"></span><span class="tick" style="left:100.0%">' in text
+    assert '50.5 GB/s<br><span class="soft">usually 101</span>' in text
+    assert "usually" not in page.html(run(9, 5.0, 50.5), Path(), (), runs[:2])

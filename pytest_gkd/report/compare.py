@@ -163,11 +163,11 @@ def compare(
     held against those instead.
     """
     known = history.like(after.data, runs)
-    usual = _usual(after, known)
+    last = usual(after, known)
     changes = [
         *_outcomes(after, before),
-        *_drift(after, usual),
-        *_numbers(after, before, usual.keys()),
+        *_drift(after, last),
+        *_numbers(after, before, last.keys()),
         *_commit(after, before[:1]),
         *_named("machine", after, before[:1]),
         *_named("versions", after, before[:1]),
@@ -225,10 +225,14 @@ def _outcomes(after: Report, before: Sequence[Report]) -> Iterator[Change]:
         yield Change(name, "", earlier[0].get("outcome"), now, worse=worse)
 
 
-def _usual(
+def usual(
     after: Report, known: Sequence[Mapping[str, Any]]
 ) -> dict[tuple[str, str], list[float]]:
-    """By stage and number (see ``_measured``), its values in the last like runs."""
+    """By stage and number, its values in the last of the runs that are ``known`` to be
+    like it; of a stage's time the number is "", of a bandwidth as the fact and size.
+
+    Of fewer than three runs nothing is usual.
+    """
     found: dict[tuple[str, str], list[float]] = {}
     for name in after.stages:
         for stage in history.passed(name, known, LIKE):
@@ -238,7 +242,7 @@ def _usual(
 
 
 def _drift(
-    after: Report, usual: Mapping[tuple[str, str], Sequence[float]]
+    after: Report, last: Mapping[tuple[str, str], Sequence[float]]
 ) -> Iterator[Change]:
     """Times and bandwidth that are not what they were in the last like runs.
 
@@ -251,7 +255,7 @@ def _drift(
         sizes = {k: v for k, v in measured.items() if k.startswith(history.BANDWIDTH)}
         best = max(sizes, key=lambda size: sizes[size], default="")
         for what, now in measured.items():
-            values = usual.get((name, what))
+            values = last.get((name, what))
             if not values:
                 continue
             then = statistics.median(values)
@@ -278,17 +282,17 @@ def _numbers(
         for what, now in _measured(stage):
             if (name, what) in besides:
                 continue
-            usual = [one[what] for one in known if what in one]
-            if not usual:
+            values = [one[what] for one in known if what in one]
+            if not values:
                 continue
-            then = statistics.median(usual)
+            then = statistics.median(values)
             in_seconds = what == "" or what.endswith("_s")
             if in_seconds and abs(now - then) < LEAST_S:
                 continue
             ratio = now / then if then > 0 and now > 0 else None
             if ratio is None or 1 / CHANGED < ratio < CHANGED:
                 continue
-            slower = what == "" and ratio > 1 and now > max(usual)
+            slower = what == "" and ratio > 1 and now > max(values)
             yield Change(name, what or "seconds", then, now, ratio, slower)
 
 

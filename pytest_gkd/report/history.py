@@ -28,6 +28,7 @@ LOCK_LIMIT_S = 2.0
 LOCK_EVERY_S = 0.01
 BANDWIDTH = "bus_bandwidth_gb_s"
 SIZES, KEY_CHARS = 32, 40
+MOST_LIKE = 40
 # Runs are alike that have these settings, and the same machine, in common.
 _SETTINGS = ("layout", "gpus", "world_size", "student")
 
@@ -165,6 +166,7 @@ def _not_ours(path: Path) -> OSError:
 def of_report(path: Path) -> list[dict[str, Any]]:
     """The history that a report belongs to, the earliest run first; empty without one.
 
+    Its texts are as they stand there: ``like`` sanitizes those that are used.
     ``path`` is the report's directory, or its report.json.
     """
     folder = (path if path.is_dir() else path.parent).resolve()
@@ -178,9 +180,7 @@ def of_report(path: Path) -> list[dict[str, Any]]:
             finally:
                 os.close(file)
             if found.lstrip().startswith(SIGN):
-                return [
-                    sanitize.data(line) for line in json_lines(found) if _fits(line)
-                ]
+                return [one for one in json_lines(found) if _fits(one)]
     return []
 
 
@@ -202,17 +202,18 @@ def like(
 ) -> list[Mapping[str, Any]]:
     """The earlier runs of the same kind and without an injected fault.
 
-    The latest comes first.
+    The latest comes first; there are at most MOST_LIKE.
     """
     kind, began = _kind(report), str(report.get("started"))
-    found = [
+    found: list[Mapping[str, Any]] = [
         run
         for run in history
         if run.get("like") == kind
         and not run.get("injected")
         and run["started"] < began
     ]
-    return sorted(found, key=lambda run: run["started"], reverse=True)
+    found.sort(key=lambda run: str(run["started"]), reverse=True)
+    return [sanitize.data(run) for run in found[:MOST_LIKE]]
 
 
 def passed(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pytest_gkd.diagnosis import translated
 from pytest_gkd.language import marked, tr
-from pytest_gkd.report import compare, standstill_page, templates
+from pytest_gkd.report import compare, history, standstill_page, templates
 from pytest_gkd.report.compare import Report
 from pytest_gkd.report.page_texts import Files, cut, diagnosis
 from pytest_gkd.report.record import FAILED, PASSED, TIMEOUT
@@ -21,12 +22,18 @@ CHANGES = 20
 TABLES = (marked("versions"), marked("settings"))
 
 
-def html(report: Report, folder: Path, before: Iterable[Report] = ()) -> str:
+def html(
+    report: Report,
+    folder: Path,
+    before: Iterable[Report] = (),
+    runs: Sequence[Mapping[str, Any]] = (),
+) -> str:
     """The page of a report, whose files lie in ``folder``.
 
     ``before`` are earlier runs, the latest first; the last one that passed is compared.
+    ``runs`` is the history, which tells what is usual (see ``compare.usual``).
     """
-    page = _page(report, folder, before)
+    page = _page(report, folder, before, runs)
     return templates.load(TEMPLATE).render(page=page)
 
 
@@ -36,20 +43,30 @@ def load() -> None:
         templates.load(name)
 
 
-def _page(report: Report, folder: Path, before: Iterable[Report]) -> dict[str, Any]:
+def _page(
+    report: Report,
+    folder: Path,
+    before: Iterable[Report],
+    runs: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
     data = report.data
     stages = list(report.stages.values())
     failed = [one for one in stages if one.get("outcome") in (FAILED, TIMEOUT)]
     files = Files(folder)
+    known = compare.usual(report, history.like(data, runs))
+    usual = {key: statistics.median(values) for key, values in known.items()}
     return {
         "verdict": _verdict(data, stages, failed),
         "mark": FAILED if failed else PASSED,
         "when": _when(data),
         "first": _first(failed),
-        "stages": [_row(one) for one in stages],
+        "stages": [
+            _row(one) | {"usual": _usual(usual.get((str(one.get("name")), "")))}
+            for one in stages
+        ],
         "failed": [_failure(one, folder, files) for one in failed],
         "notes": [cut(note) for note in data.get("notes", ())],
-        "bandwidth": list(_bandwidth(report)),
+        "bandwidth": list(_bandwidth(report, usual)),
         "losses": list(_losses(report)),
         "tables": [_table(data, name) for name in TABLES],
         **_time_line(stages),
@@ -160,16 +177,29 @@ def _time_line(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"bars": bars, "whole": seconds(whole)}
 
 
-def _bandwidth(report: Report) -> Iterator[dict[str, Any]]:
-    for stage in report.stages.values():
-        found = (stage.get("facts") or {}).get("bus_bandwidth_gb_s")
+def _usual(time_s: float | None) -> str:
+    return "" if time_s is None else f"usually {seconds(time_s)}"
+
+
+def _bandwidth(
+    report: Report, usual: Mapping[tuple[str, str], float]
+) -> Iterator[dict[str, Any]]:
+    for name, stage in report.stages.items():
+        found = (stage.get("facts") or {}).get(history.BANDWIDTH)
         if not isinstance(found, dict):
             continue
         numbers = {k: v for k, v in found.items() if isinstance(v, (int, float))}
-        most = max(numbers.values(), default=0) or 1
+        before = {k: usual.get((name, f"{history.BANDWIDTH} {k}")) for k in numbers}
+        most = max([*numbers.values(), *filter(None, before.values())], default=0) or 1
         for size, value in numbers.items():
-            width = round(100 * value / most, 1)
-            yield {"size": size, "width": width, "told": f"{value:.3g} GB/s"}
+            then = before[size]
+            yield {
+                "size": size,
+                "width": round(100 * value / most, 1),
+                "told": f"{value:.3g} GB/s",
+                "usual": "" if then is None else f"usually {then:.3g}",
+                "tick": None if then is None else round(100 * then / most, 1),
+            }
 
 
 def _losses(report: Report) -> Iterator[str]:

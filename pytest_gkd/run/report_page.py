@@ -36,12 +36,13 @@ class ReportPage:
             if self._thread.is_alive():
                 return f"reading the template took over {LIMIT_S:g} s"
         try:
-            from pytest_gkd.report import compare, page, page_file
+            from pytest_gkd.report import compare, history, page, page_file
 
             report = compare.Report(str(self._folder), record.to_json())
             before = compare.earlier(self._folder, record.started, checked=False)
             path = self._folder / PAGE
-            page_file.write(page.html(report, self._folder, before), path)
+            runs = history.of_report(self._folder)
+            page_file.write(page.html(report, self._folder, before, runs), path)
             self.path = path
         except compare.ReportError as error:
             return str(error)
