@@ -178,7 +178,7 @@ def _time_line(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _usual(time_s: float | None) -> str:
-    return "" if time_s is None else f"usually {seconds(time_s)}"
+    return "" if time_s is None else tr("usually {value}").format(value=seconds(time_s))
 
 
 def _bandwidth(
@@ -197,7 +197,9 @@ def _bandwidth(
                 "size": size,
                 "width": round(100 * value / most, 1),
                 "told": f"{value:.3g} GB/s",
-                "usual": "" if then is None else f"usually {then:.3g}",
+                "usual": ""
+                if then is None
+                else tr("usually {value}").format(value=f"{then:.3g}"),
                 "tick": None if then is None else round(100 * then / most, 1),
             }
 
