@@ -835,6 +835,12 @@ def others(folder: Path, program: str, added: list[str]) -> list[Finding]:
         ),
         (RLVR, ["val_sequence_length=8"], "go together"),
         ("start_dpo_pipeline", ["~reference"], "and ROLL needs it: it is read"),
+        # Another pipeline's key.
+        (
+            "start_dpo_pipeline",
+            ["~reference", "+init_kl_coef=0.2"],
+            "and ROLL needs it: it is read",
+        ),
         ("start_agentic_pipeline", ["max_steps=-2"], "must be above 0"),
         (RLVR, ["max_steps=-1"], "must be above 0"),
     ],
@@ -844,6 +850,26 @@ def test_what_roll_refuses_in_other_cases_is_told(
 ) -> None:
     found = others(tmp_path, program, added)
     assert {f.level for f in found if said in f.message} == {"error"}, found
+
+
+def test_a_worker_without_a_strategy_is_told_once(tmp_path: Path) -> None:
+    found = others(tmp_path, RLVR, ["~reference.strategy_args"])
+    about = [(f.level, f.message) for f in found if "strategy" in f.message]
+    (one,) = about
+    assert one[0] == "error"
+    assert one[1].startswith("reference.strategy_args is not given, and ROLL needs it")
+
+
+@pytest.mark.parametrize("program", ["start_dpo_pipeline", ON_POLICY])
+def test_only_rollouts_with_rewards_train_a_critic(
+    program: str, tmp_path: Path
+) -> None:
+    found = others(tmp_path, program, ["adv_estimator=gae"])
+    assert not [f for f in found if "critic" in f.message], found
+    rewarded = others(tmp_path, RLVR, ["adv_estimator=gae"])
+    assert [f.key for f in rewarded if "trains it" in f.message] == [
+        "critic.device_mapping"
+    ]
 
 
 @pytest.mark.parametrize(
