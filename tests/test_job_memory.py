@@ -298,6 +298,28 @@ def test_attention_without_a_fused_kernel_takes_what_is_planned(
     assert abs(update.error) < 0.05, update
 
 
+@pytest.mark.needs("torch", "transformers")
+@pytest.mark.parametrize("shared", [1, 2])
+def test_a_forward_pass_without_a_fused_kernel_takes_what_is_planned(
+    shared: int,
+) -> None:
+    import memory_ranks
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    more = {"vocab_size": 300, "num_hidden_layers": 2, "num_key_value_heads": shared}
+    model, sizes = memory_ranks.made("llama", memory_ranks.SIZES | more, "float32")
+    ids = torch.randint(0, 300, (2, 512))
+    counted = memory_ranks.Counted([*model.eval().parameters()])
+    held = sum(one.nbytes for one in model.parameters())
+    with torch.no_grad(), sdpa_kernel([SDPBackend.MATH]), counted.mode():
+        model(input_ids=ids, use_cache=False)
+    planned = training_memory.forward_bytes(sizes, 1024, "float32", row=512)
+    assert planned == pytest.approx(counted.most - held, rel=0.03)
+    fused = training_memory.forward_bytes(sizes, 1024, "float32")
+    assert training_memory.forward_bytes(sizes, 1024, "bfloat16", row=512) < fused
+
+
 @pytest.mark.parametrize(
     ("changed", "is_plain"),
     [

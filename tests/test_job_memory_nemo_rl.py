@@ -394,3 +394,30 @@ def test_packed_losses_hold_more() -> None:
         "packed-logprob": 12,
     }
     assert {left for _, left in held.values()} == {2000}
+
+
+def test_attention_in_float32_has_no_fused_kernel(checked: Checked) -> None:
+    plain, low = f"{GRPO} policy.precision=float32", GRPO
+    name = "plain attention float32"
+    # The softmaxes of 24 layers, and two more; rows of 512 tokens, four at once.
+    softmax = 4 * 4 * 512 * HALF_B.heads * 512
+    assert rows(checked, plain)[BOTH, UPDATE][name] > 26 * softmax
+    assert name not in rows(checked, low)[BOTH, UPDATE]
+    packed = plain.replace("enabled=false", "enabled=true")
+    assert name not in rows(checked, packed)[BOTH, UPDATE]
+
+
+def test_a_float32_teacher_has_attention_without_a_fused_kernel(
+    checked: Checked,
+) -> None:
+    apart = "policy.sequence_packing.enabled=false policy.precision=float32 "
+    apart += "teacher.sequence_packing.enabled=false teacher.precision=float32 "
+    found = {}
+    for context in (1, 2):
+        sizes = f"teacher.dtensor_cfg.context_parallel_size={context} "
+        sizes += "policy.dtensor_cfg.context_parallel_size=1"
+        teacher = rows(checked, f"{DISTILLATION} {apart}{sizes}")["teacher", "forward"]
+        found[context] = teacher.get("teacher's activations", 0)
+    # Two matrices of a row by a row for each of its heads of this rank.
+    assert found[1] + teacher["teacher's logits"] > 2 * 4 * ROW * ROW
+    assert found[1] > 10 * found[2]

@@ -44,7 +44,7 @@ class Scorer:
     when the weights are in host memory: "never", "between" its phases, "always".
     ``live`` is what ZeRO-3 keeps gathered, or autocast has copies of, in elements; FSDP
     gathers two layers and what is in none, or all if it ``unshards`` them before the
-    first is computed.
+    first is computed. ``row`` is as a trainer's.
     """
 
     role: str
@@ -58,6 +58,7 @@ class Scorer:
     offload: str = "never"
     live: int = 0
     unshards: bool = False
+    row: int = 0
 
 
 def valued(model: Model) -> Model:
@@ -75,8 +76,9 @@ def scored(of: Scorer, *, shares: bool, processes: int = 1) -> Beside:
     size = math.ceil(model.loaded_bytes(of.dtype) / (of.ranks * of.tensor))
     own = {f"{of.role}'s weights {of.dtype}": size}
     logits = math.ceil(of.tokens * model.vocab * of.logits / of.tensor)
-    widest = max(layer.inner for layer in model.layers) / of.tensor
-    inner = math.ceil(of.tokens * 2 * (widest + model.width) * width)
+    inner = training.forward_bytes(
+        model, of.tokens, of.compute, tensor=of.tensor, row=of.row
+    )
     at_work = {
         f"{of.role}'s logits": logits,
         f"{of.role}'s activations": max(inner - logits, 0),
@@ -123,6 +125,7 @@ def asked(
         compute=trainer.compute,
         logits=logits,
         unshards=unshards,
+        row=trainer.row,
     )
     parts = dict(scored(of, shares=True).phases)
     at_work = {n: size for n, size in parts["forward"].items() if "weights" not in n}

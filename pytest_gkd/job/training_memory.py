@@ -375,9 +375,33 @@ def _plain_attention(trainer: Trainer, layer: Layer) -> tuple[int, int]:
     shape = layer.shape
     if trainer.compute != "float32" or shape.keys >= shape.queries:
         return 0, 0
-    whole = 4 * trainer.tokens * shape.heads * trainer.row
+    each = 4 * trainer.tokens / trainer.tensor
+    whole = math.ceil(each * shape.heads * trainer.row)
     repeated = 2 * (shape.queries - shape.keys) - shape.heads
-    return whole + 4 * trainer.tokens * repeated * bool(whole), 2 * whole
+    return whole + math.ceil(each * repeated * bool(whole)), 2 * whole
+
+
+def forward_bytes(
+    model: Model, tokens: int, compute: str, *, tensor: int = 1, row: int = 0
+) -> int:
+    """The peak inside a layer of a forward pass that keeps nothing.
+
+    Its inner width twice, plus its input's; or attention that no fused kernel computes,
+    if rows of length ``row`` have that (_plain_attention): two matrices over the row
+    for each head, queries twice, keys, values and scaled keys repeated for all heads,
+    the mask. Measured on torch 2.13's own function.
+    """
+    most = 0
+    for layer in model.layers:
+        shape, width = layer.shape, WIDTHS[compute]
+        each = 2 * (layer.inner / tensor + model.width) * width
+        mask = 0
+        if row and compute == "float32" and shape.keys < shape.queries:
+            heads = 2 * shape.heads * row + 5 * shape.queries + 2 * shape.keys
+            each = max(each, 4 * (heads / tensor + 2 * model.width))
+            mask = 4 * row * row
+        most = max(most, math.ceil(tokens * each) + mask)
+    return most
 
 
 def kept(trainer: Trainer) -> int:
@@ -498,11 +522,9 @@ def teaching(trainer: Trainer) -> Parts:
         raw = width if trainer.loss.startswith("low") else 4
         found["logits and loss"] = tokens * trainer.model.vocab * raw
         found["teacher's logits"] = tokens * teacher.vocab * width
-    layer = max(teacher.layers, key=lambda layer: layer.inner)
-    inner = 2 * (layer.inner + teacher.width) * width
-    found["teacher's activations"] = max(
-        _tokens(trainer) * inner - found.get("teacher's logits", 0), 0
-    )
+    row = trainer.row if trainer.teacher_dtype == "float32" else 0
+    inner = forward_bytes(teacher, _tokens(trainer), trainer.compute, row=row)
+    found["teacher's activations"] = max(inner - found.get("teacher's logits", 0), 0)
     return found
 
 

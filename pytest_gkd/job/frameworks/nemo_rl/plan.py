@@ -370,6 +370,7 @@ def _trainer(values: Values, own: Values, student: Model, gpus: int) -> Trainer:
         inputs=4 if by_parts else 1,
         tokens=tokens,
         micro_batches=1 + (rows * values["length"] > tokens),
+        row=_row(values, own),
         loss=f"nemo-{packed}{kind}",
         lora_rank=values.get("lora_rank") or 0,
     )
@@ -451,8 +452,18 @@ def _teacher(values: Values, own: Values, teacher: Model, gpus: int) -> Beside:
         offload="always" if own["is_away"] else "between",
         live=teacher.elements if is_plain else 0,
         unshards=own["worker"] == 1,
+        row=_row(values, own),
     )
     return beside_memory.scored(scorer, shares=True)
+
+
+def _row(values: Values, own: Values) -> int:
+    """The length of a row whose attention may be PyTorch's: a batch's mask is all ones
+    (models/automodel/data.py); flash-attn has packed rows, and context parallelism its
+    own kernels.
+    """
+    is_packed = own["way"] == "sequence_packing"
+    return 0 if is_packed or own["context"] > 1 else int(values["length"])
 
 
 def _engine(values: Values, student: Model) -> Engine:
