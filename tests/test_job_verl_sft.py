@@ -65,7 +65,9 @@ def test_its_values(tmp_path: Path, release: str, start: str) -> None:
 
 def test_values_of_megatron(tmp_path: Path) -> None:
     more = f"{MEGATRON} {TENSOR}=4 engine.dtype=float16"
-    told = values(checked(tmp_path / "run.sh", more))
+    found = checked(tmp_path / "run.sh", more)
+    assert faults(found) == []
+    told = values(found)
     assert told["trainer_strategy"] == "megatron"
     assert told["train_tensor_parallel_size"] == 4
     assert told["train_dtype"] == "float16"
@@ -97,6 +99,7 @@ def test_a_python_without_torchrun_leaves_the_number_of_gpus_open(
         ("data.train_batch_size=40", ("warning", "data.train_batch_size")),
         (f"{STATIC} {MICRO}=3", ("error", MICRO)),
         (f"{ULYSSES}=3", ("error", ULYSSES)),
+        (f"{ULYSSES}=0", ("error", ULYSSES)),
         (f"{ULYSSES}=2 model.use_remove_padding=False", ("error", "model.use_remove")),
         (f"{MEGATRON} {TENSOR}=3", ("error", TENSOR)),
         ("data.max_length=9000", ("error", "data.max_length")),
@@ -141,6 +144,7 @@ def test_what_it_refuses_or_passes_over(
         "data.train_batch_size=16",
         f"{STATIC} {MICRO}=4",
         f"{ULYSSES}=2 data.max_length=16384",
+        f"{STATIC} {MICRO}=4 data.max_length=9000",
         f"{MEGATRON} {TENSOR}=4 engine.pipeline_model_parallel_size=4",
         f"{MEGATRON} optim.betas=[0.9,0.95] optim.optimizer=muon",
         f"{MEGATRON} optim.lr_decay_style=cosine",

@@ -256,6 +256,14 @@ def _parts(sizes: Sizes) -> int:
 
 
 @_rule
+def _positive(sizes: Sizes) -> Iterator[Finding]:
+    # The world size is divided by them.
+    for key in SPLITS.get(sizes("engine.strategy"), ()):
+        if sizes.whole(key)[0] < 1:
+            yield sizes.fault(f"{key}={sizes(key)} must be at least 1")
+
+
+@_rule
 def _world(sizes: Sizes) -> Iterator[Finding]:
     # workers/engine/fsdp, _init_device_mesh; Megatron's initialize_model_parallel.
     gpus, split = _split(sizes)
@@ -320,7 +328,7 @@ def _tokens(sizes: Sizes) -> Iterator[Finding]:
     longest, most, split = sizes.whole(
         "data.max_length", "data.max_token_len_per_gpu", SEQUENCE[strategy]
     )
-    if most * split < longest:
+    if 0 < most * split < longest:
         text = f"max_token_len_per_gpu {most}"
         text += f" times {split}" if split > 1 else ""
         yield sizes.fault(
@@ -360,9 +368,7 @@ def _truncation(sizes: Sizes) -> Iterator[Finding]:
 def _sequence_parallel(sizes: Sizes) -> Iterator[Finding]:
     # workers/engine/fsdp/transformer_impl.py, __init__
     key = "model.use_remove_padding"
-    if sizes("engine.strategy") not in plan.FSDP:
-        return
-    (split,) = sizes.whole(ULYSSES)
+    (split,) = sizes.whole(ULYSSES)  # which no other engine has
     if split > 1 and not sizes(key):
         yield sizes.fault(f"ulysses_sequence_parallel_size {split} needs {key}=True")
 
