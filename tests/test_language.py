@@ -225,6 +225,19 @@ def test_a_failure_is_told_in_chinese_with_its_labels_in_a_column(
     assert made.diagnosis.title == found.title  # what report.json has
 
 
+def test_a_stage_out_of_time_says_so_in_chinese(chinese: None) -> None:
+    made = record(outcome=TIMEOUT, step="loading")
+    made.message = render.ending(made)
+    assert made.message == "not finished within 60 s while loading"
+    assert render.headline(made) == "在 60 s 内没有完成，当时正在：loading [unknown]"
+    made.message = render.early_ending(made)
+    made.diagnosis = replace(DIAGNOSIS, title=made.message)
+    assert made.message == "stuck while loading"
+    cause = language.tr(RULES[DIAGNOSIS.cause].title)
+    told = f"{cause}：卡住，当时正在：loading [{DIAGNOSIS.cause}]"
+    assert render.headline(made) == told
+
+
 def test_results_stay_in_their_columns(chinese: None) -> None:
     passed = render.result_line(record(outcome=PASSED, message="x"))
     failed = render.result_line(record(outcome=TIMEOUT, message="x"))

@@ -19,7 +19,11 @@ from babel.messages.extract import extract
 
 
 def test_every_text_has_its_translation_and_no_other_is_kept() -> None:
-    assert list(translations.wrong(translations.updated())) == []
+    wrong = list(translations.wrong(translations.updated()))
+    assert wrong == [], (
+        "run python tools/translations.py, write what it lists into "
+        f"{translations.PO}, and run it again"
+    )
     kept = {message.id for message in translations.kept() if message.id}
     assert kept == {text for _, text in translations.texts()}
 

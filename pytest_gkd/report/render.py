@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
@@ -89,21 +89,25 @@ def headline(record: StageRecord) -> str:
     """One self-contained line: what happened, then the cause."""
     cause = f" [{record.diagnosis.cause}]" if record.diagnosis else " [unknown]"
     said = record.message or ending(record)
+    for made in (ending, early_ending):
+        if said == made(record):
+            said = made(record, tr)
     if record.diagnosis:
         said = translated.title(record.diagnosis.cause, said)
     return sanitize.line(f"{said}{cause}")
 
 
-def ending(record: StageRecord) -> str:
-    """How a stage ended that left no message of its own."""
+def ending(record: StageRecord, tr: Callable[[str], str] = marked) -> str:
+    """How a stage ended that left no message of its own, in English unless told."""
     if record.outcome == TIMEOUT:
-        return f"not finished within {_limit(record)}{doing(record)}"
-    return "failed"
+        told = tr("not finished within {limit}").format(limit=_limit(record))
+        return told + doing(record, tr)
+    return tr("failed")
 
 
-def doing(record: StageRecord) -> str:
+def doing(record: StageRecord, tr: Callable[[str], str] = marked) -> str:
     """`` while loading weights``; empty for a stage that reported no step."""
-    return f" while {record.step}" if record.step else ""
+    return tr(" while {step}").format(step=record.step) if record.step else ""
 
 
 def _limit(record: StageRecord) -> str:
@@ -132,9 +136,9 @@ def _large_files(record: StageRecord) -> str:
     )
 
 
-def early_ending(record: StageRecord) -> str:
-    """How a stage ended that was proved to be stuck."""
-    return f"stuck{doing(record)}"
+def early_ending(record: StageRecord, tr: Callable[[str], str] = marked) -> str:
+    """How a stage ended that was proved to be stuck, in English unless told."""
+    return tr("stuck") + doing(record, tr)
 
 
 def result_line(record: StageRecord) -> str:
@@ -191,8 +195,7 @@ def failure_block(
         time=seconds(record.duration_s),
         budget=budget(record.budget_s),
     )
-    head += tr(" while {step}").format(step=record.step) if record.step else ""
-    lines = wrapped("", sanitize.line(head), "  ")
+    lines = wrapped("", sanitize.line(head + doing(record, tr)), "  ")
     found = record.diagnosis
     lines += _labelled(tr("cause"), headline(record))
     if found:
