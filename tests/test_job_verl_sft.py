@@ -52,7 +52,7 @@ def values(found: Checked) -> dict[str, Any]:
 def test_its_values(tmp_path: Path, release: str, start: str) -> None:
     found = checked(tmp_path / "run.sh", "", start, f"verl=={release}")
     told = values(found)
-    assert told["student"] == "Qwen/Qwen3-0.6B"
+    assert told["student"] == told["tokenizer"] == "Qwen/Qwen3-0.6B"
     assert told["prompt_column"] == "messages"
     assert (told["nodes"], told["gpus_per_node"]) == (2, 8)
     assert told["trainer_gpus"] == told["total_gpus"] == 16

@@ -155,6 +155,11 @@ def values(job: Job) -> dict[str, Given]:
             found["train_dtype"] = derived(
                 mixed, lambda name: plan.DTYPES.get(name, name), job.find(mixed)
             )
+    found["tokenizer"] = derived(
+        "model.tokenizer_path, or else model.path",
+        lambda own, path: own or path,
+        *(found["tokenizer"], found["student"]),
+    )
     found["truncation"] = derived(
         "data.truncation",
         # MultiTurnSFTDataset.__getitem__ without padding
