@@ -371,3 +371,43 @@ def test_a_real_step_takes_what_is_planned(recompute: bool) -> None:
     lines = memory_page.judged("qwen2", "float32", "own-topk", recompute=recompute)
     for line in lines:
         assert abs(line.error) < 0.05, line
+
+
+@pytest.mark.parametrize(
+    ("sharding", "apart", "tied", "expected"),
+    [
+        # In bytes of an embedding's element: gradients of both matrices, the
+        # embedding's weights, the copy that is reduced and new shards of half of it.
+        ("fsdp2", ("embedding",), False, 2 + 2 + 2 + 4 + 2),
+        ("fsdp2", (), False, 2 * (2 + 4 + 2)),
+        ("fsdp", (), False, 2 * (2 + 4 + 2)),
+        # The output matrix is done by then.
+        ("fsdp2", ("embedding", "head"), False, 2 + 4 + 2),
+        # Both gradients, their sum and the weights.
+        ("fsdp2", ("embedding",), True, 2 + 3 * 2),
+    ],
+)
+def test_the_end_of_an_update_reduces_what_is_in_no_layer(
+    tmp_path: Path, sharding: str, apart: tuple[str, ...], tied: bool, expected: int
+) -> None:
+    tiny = Shape(64, 1, 2, 2, 64, vocab=100_000)
+    model = models.read(shape(tmp_path / "m", tiny, tie_word_embeddings=tied))
+    trainer = Trainer(
+        model, gpus=2, sharding=sharding, apart=apart, micro_batches=2, loss="fused"
+    )
+    held = sum(training_memory.resident(trainer, "update").values())
+    *_, end, last = training_memory.updates(trainer)
+    if tied:  # what is reduced then is as much
+        *_, end, _, last = training_memory.updates(trainer)
+    most = max(sum(end.values()), sum(last.values())) - held
+    assert most == pytest.approx(expected * model.embedding, rel=0.02)
+
+
+def test_logits_that_are_held_are_there_at_the_end(tmp_path: Path) -> None:
+    model = models.read(shape(tmp_path / "m", HALF_B))
+    trainer = Trainer(model, gpus=2, sharding="fsdp2", tokens=512)
+    ends = []
+    for loss in ("skyrl", "fused"):
+        own = dataclasses.replace(trainer, loss=loss)
+        ends.append(sum(list(training_memory.updates(own))[-1].values()))
+    assert ends[0] - ends[1] == 512 * HALF_B.vocab * 2

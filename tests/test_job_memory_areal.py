@@ -218,7 +218,7 @@ def sft(
     [
         ({}, 4096),
         ({"length": "8192"}, 4096),  # a longer row would end the job
-        ({"length": "512", "batch": 8}, 2 * 512),  # two rows on each rank
+        ({"length": "1536", "batch": 8}, 2 * 1536),  # two rows on each rank
         ({"spec": "n_mbs: 2", "length": "512"}, 8 * 512),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from checked_job import Checked
 from test_estimate import HALF_B
+from test_job_memory import shape
 
 from pytest_gkd.job import beside_memory, loss_memory, models, training_memory
 from pytest_gkd.job.beside_memory import Scorer
@@ -120,7 +121,8 @@ def test_one_gpu_is_not_wrapped_by_the_second_worker(checked: Checked) -> None:
 
 
 def test_what_recomputation_leaves_gathered(tmp_path: Path, capsys: Any) -> None:
-    # Small logits, so that the end of the backward pass is the fullest moment.
+    # Few logits and small embeddings, so that the first layer's backward pass is the
+    # fullest moment.
     short = "policy.train_micro_batch_size=1 policy.max_total_sequence_length=16"
     again = "policy.dtensor_cfg.activation_checkpointing=true"
     gathered = {}
@@ -128,6 +130,7 @@ def test_what_recomputation_leaves_gathered(tmp_path: Path, capsys: Any) -> None
         place = tmp_path / f"{release}{bool(more)}"
         place.mkdir()
         own = Checked(place, capsys, f"nemo-rl=={release}")
+        own.student = shape(place / "small", replace(HALF_B, vocab=1000))
         more = more and f"policy.dtensor_cfg.{more}"
         update = rows(own, f"{FOUR} {short} {again} {more}")[BOTH, UPDATE]
         gathered[release, bool(more)] = update["gathered weights bfloat16"]

@@ -21,6 +21,7 @@ FSDP = (
 )
 BOTH = "--model_name_or_path {s} --teacher_model_name_or_path {t}"
 ONE = "--model_name_or_path {s}"
+SFT = f"trl/scripts/sft.py --dataset_name d {ONE}"
 
 
 @pytest.fixture
@@ -120,6 +121,26 @@ def test_rollouts_by_transformers_have_a_phase(checked: Checked) -> None:
     assert "rollout" not in {row["phase"] for row in told}
 
 
+@pytest.mark.parametrize("packing", ["", "--packing"])
+def test_sft_has_tiles_of_logits_and_no_rollout(checked: Checked, packing: str) -> None:
+    student, _ = checked.elements()
+    found = checked(f"{DDP} {SFT} --max_length 4096 {packing}")
+    assert found["memory"], found["no_memory_plan"]
+    rows = {row["phase"]: row["bytes"] for row in found["memory"]}
+    assert "rollout" not in rows
+    update = rows["forward and backward"]
+    assert update["weights float32"] == 4 * student
+    # 8 rows of 4096 tokens: what recomputed layers keep, and one of them.
+    kept = HALF_B.layers * 8 * 4096 * HALF_B.hidden * 4
+    assert kept < update["activations bfloat16"] < 3 * kept
+    assert update.get("logits and loss", 0) <= 8 * 4096 * 32_768
+
+
+def test_sft_of_earlier_releases_has_no_plan(tmp_path: Path, capsys: Any) -> None:
+    found = Checked(tmp_path, capsys, "trl==1.9.0")(f"{DDP} {SFT}")
+    assert "1.16 and later" in found["no_memory_plan"]
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
@@ -132,7 +153,10 @@ def test_rollouts_by_transformers_have_a_phase(checked: Checked) -> None:
         (f"{DDP} {GRPO} {ONE}", "bounds the prompts"),
         (f"{DDP} {GRPO} {ONE} --beta 0.1", "reference model"),
         (f"{DDP} train.py --model_name_or_path {{s}}", "one's own"),
-        (f"{DDP} trl/scripts/sft.py --dataset_name d {ONE}", "not known yet"),
+        (f"{DDP} examples/scripts/sft_vlm.py --dataset_name d {ONE}", "not known yet"),
+        (f"{DDP} {SFT} --max_length None", "bounds the rows"),
+        (f"{DDP} {SFT} --label_smoothing_factor 0.1", "label smoothing"),
+        (f"{DDP} {SFT} --activation_offloading", "offloaded activations"),
         (f"{ZERO} --deepspeed_config_file $F {GKD} {BOTH}", "config_file cannot be"),
         (f"{ZERO} --deepspeed_config_file a.json {GKD} {BOTH}", "ion is not found"),
         (f"{ZERO} --zero_stage $STAGE {GKD} {BOTH}", "zero_stage cannot be determined"),

@@ -314,6 +314,8 @@ def judge(
     served = [_served(of, room, file, line) for of in recipe.servers]
     own = [row for found, _ in served for row in found]
     told += [finding for _, found in served for finding in found]
+    if values.get("doubt"):
+        return own, values["doubt"], told
     try:
         student = _model(values, "student")
         has_teacher = values.get("teacher_gpus") or values.get("teacher_inside")

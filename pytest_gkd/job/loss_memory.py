@@ -33,6 +33,8 @@ from __future__ import annotations
 #   or they make; nemo-packed-KIND: row by row of a packed one
 #   (algorithms/loss/wrapper.py, SequencePackingLossWrapper)
 # - fused: logits are never whole (liger, verl's fused kernels)
+# - prime: of a tile of prime-rl's output matrix, which has no logits beside
+#   (559b4477, trainer/models/layers/lm_head.py, _SequenceChunkedLogProbEntropyFn)
 # - own-topk, own-jsd: pytest_gkd.workload.gkd.loss, the teacher's among them
 LOSSES: dict[str, tuple[float, int]] = {
     "topk": (2, 8),
@@ -69,10 +71,11 @@ LOSSES: dict[str, tuple[float, int]] = {
     "nemo-packed-topk": (0, 13),
     "fused": (0, 0),
     "chunked": (0, 0),
+    "prime": (1, 12),
     "own-topk": (1, 20),
     "own-jsd": (2, 43),
 }
-WITHOUT_LOGITS = ("fused", "chunked")
+WITHOUT_LOGITS = ("fused", "chunked", "prime")
 # The same for one chunk of tokens, for losses that work in chunks.
 IN_CHUNKS = {
     "areal": (1, 0),
@@ -95,9 +98,15 @@ LEFT = {
         ("nemo-logprob", "nemo-topk", "nemo-packed-logprob", "nemo-packed-topk"), (1, 0)
     ),
 }
+# The logits that a framework's variables hold until the end of the backward pass
+# (SkyRL's and OpenRLHF's ``output``; AReaL's ``outputs``, fsdp_engine.py).
+HELD = {"skyrl": (1, 0), "areal": (1, 0), "openrlhf": (0, 4)}
 # Tokens and vocabulary entries of a tile in TRL's chunked losses, which have two in
 # float32 (1.16.0, trl/kernels/chunked_divergence.py).
 CHUNK = 4096, 32_768
+# Vocabulary entries of a tile of prime-rl's, and what its backward pass holds: logits,
+# scaled, their probabilities, and two gradients.
+PRIME_TILE, PRIME_BACKWARD = 8192, (1, 20)
 
 
 def needed(loss: str, tokens: int, vocab: int, width: int) -> tuple[int, int]:
@@ -110,6 +119,13 @@ def needed(loss: str, tokens: int, vocab: int, width: int) -> tuple[int, int]:
         return 8 * rows * columns, 8 * rows * columns
     entries = tokens * vocab
     items, floats = LOSSES[loss]
+    if loss == "prime":
+        entries = tokens * min(vocab, PRIME_TILE)
+        values, bytes_ = PRIME_BACKWARD
+        return (
+            entries * int(items * width + floats),
+            entries * (values * width + bytes_),
+        )
     raw = width if loss.startswith(("topk", "logprob", "low")) else 4
     if loss in LEFT:
         raw = LEFT[loss][0] * width + LEFT[loss][1]
@@ -121,3 +137,9 @@ def needed(loss: str, tokens: int, vocab: int, width: int) -> tuple[int, int]:
     items, floats = IN_CHUNKS.get(loss, (0, 0))
     size = ENTROPY_CHUNK if loss == "areal" else SWIFT_CHUNK
     return whole + min(tokens, size) * vocab * (items * width + floats), left
+
+
+def kept(loss: str, tokens: int, vocab: int, width: int) -> int:
+    """The bytes of logits that are held until the end of the backward pass."""
+    items, floats = HELD.get(loss, (0, 0))
+    return tokens * vocab * (items * width + floats)

@@ -34,7 +34,8 @@ class Job:
     """The roles of a job. ``memory`` is that of each GPU in bytes, None where unknown;
     ``bucket`` the bytes of a bucket of weights sent; ``processes`` are those on a GPU
     that trainer and rollout share. ``scores`` is what the trainer takes to compute the
-    student's log-probabilities, ``others`` are further models.
+    student's log-probabilities, ``others`` are further models. ``sends`` says that the
+    trainer sends weights to engines that are planned apart.
     """
 
     trainer: Trainer | Megatron
@@ -47,6 +48,7 @@ class Job:
     bucket: int = 2 * GIB
     scores: Parts = field(default_factory=dict)
     others: tuple[Beside, ...] = ()
+    sends: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,9 +105,9 @@ def plan(job: Job) -> list[Row]:
     found.append(_row(job, role, "forward and backward", total(update, beside_update)))
     step = _most(one.step for one in stages)
     found.append(_row(job, role, "optimizer step", total(step, beside_update)))
-    if rollout:
+    if rollout or job.sends:
         sent = _most(one.sync for one in stages)
-        if shared:
+        if shared and rollout:
             woken = {
                 "engine's weights " + rollout.dtype: engine_memory.weights(rollout)
             }

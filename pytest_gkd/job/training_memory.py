@@ -41,9 +41,13 @@ class Trainer:
 
     ``weights`` is the dtype that is updated, ``compute`` that of the forward pass.
     ``shards`` is the number of ranks that share one copy, 0 for all.
+    ``apart`` is what has an FSDP2 group of its own if it is not tied, "embedding" or
+    "head" (with the final norm); what is neither there nor in a layer is the root's.
     ``offload_weights`` and ``offload_states`` say when these are in host memory:
     "never", "between" phases that need them (verl), "idle" (states while another model
-    works), or "always" (FSDP2's CPUOffloadPolicy, ZeRO-Offload). ``keeps`` says that
+    works), "but for steps" (states except in a step and for a checkpoint, prime-rl), or
+    "always" (FSDP2's CPUOffloadPolicy, ZeRO-Offload). ``offload_inputs`` says that
+    those of recomputed layers are there until their backward pass. ``keeps`` says that
     gradients stay whole on each rank until the last micro-batch; they are reduced in
     ``reduce``. ``step`` is how AdamW goes through the weights: "foreach", "single" or
     "fused".
@@ -58,15 +62,17 @@ class Trainer:
     LoRA's matrices are in the dtype ``adapters``, the weights' if that is empty.
     DeepSpeed has ``buckets`` elements in its gradient buffers, and ZeRO-3 up to
     ``live`` of gathered weights. ``answers`` are the tokens whose logits the loss
-    takes, 0 for all. ``row`` is the length of a row if attention is PyTorch's own, with
-    whatever kernel it has, 0 if it is always fused. A ``teacher`` is in the trainer's
-    processes, in ``teacher_dtype``, sharded among all ranks or whole.
+    takes, 0 for all, ``chunk`` those that it takes at once. ``row`` is the length of a
+    row if attention is PyTorch's own, with whatever kernel it has, 0 if it is always
+    fused. A ``teacher`` is in the trainer's processes, in ``teacher_dtype``, sharded
+    among all ranks or whole.
     """
 
     model: Model
     gpus: int = 1
     sharding: str = "fsdp"
     shards: int = 0
+    apart: tuple[str, ...] = ()
     tensor: int = 1
     sequence: bool = True
     context: int = 1
@@ -76,6 +82,7 @@ class Trainer:
     step: str = "foreach"
     offload_weights: str = "never"
     offload_states: str = "never"
+    offload_inputs: bool = False
     fetched: int = 2
     fetches: bool = False
     recompute: bool = True
@@ -83,6 +90,7 @@ class Trainer:
     tokens: int = 0
     micro_batches: int = 1
     answers: int = 0
+    chunk: int = 0
     row: int = 0
     keeps: bool = False
     reduce: str = "float32"
@@ -134,6 +142,18 @@ class Trainer:
         """
         own = self.lora_rank * self.model.matrices or self.model.elements
         return math.ceil(own / self.tensor)
+
+    @property
+    def groups(self) -> tuple[int, int, int]:
+        """Elements of FSDP's root group, and of an embedding and an output matrix that
+        are groups of their own.
+        """
+        model = self.model
+        rest = model.elements - sum(layer.elements for layer in model.layers)
+        is_apart = self.sharding == "fsdp2" and model.head
+        embedding = model.embedding if is_apart and "embedding" in self.apart else 0
+        head = model.head if is_apart and "head" in self.apart else 0
+        return rest - embedding - head, embedding, head
 
     @property
     def largest(self) -> Layer:
@@ -229,6 +249,7 @@ def resident(trainer: Trainer, phase: str) -> Parts:
         trainer.offload_states == "never"
         or (trainer.offload_states == "between" and is_updating)
         or (trainer.offload_states == "idle" and phase != "idle")
+        or (trainer.offload_states == "but for steps" and phase in ("step", "save"))
     ):
         updated = "float32" if trainer.is_mixed else trainer.updated
         states = STATES[trainer.optimizer] * WIDTHS[updated] * trainer.trained
@@ -245,12 +266,13 @@ def resident(trainer: Trainer, phase: str) -> Parts:
     return found
 
 
-def gathered(trainer: Trainer, layers: int = 2) -> Parts:
+def gathered(trainer: Trainer, layers: int = 2, apart: int | None = None) -> Parts:
     """Weights that are gathered on each rank while one of their layers is computed.
 
-    The layers in flight (the next is fetched while one computes) and what belongs to
-    none, which stays from forward to backward (torch, distributed/fsdp notes on
-    limit_all_gathers, and the root of fully_shard). ZeRO-3 keeps what it needs again
+    The layers in flight (the next is fetched while one computes), the root group's,
+    which stay from forward to backward (torch, distributed/fsdp notes on
+    limit_all_gathers, and the root of fully_shard), and ``apart`` elements of groups
+    apart, by default an output matrix'. ZeRO-3 keeps what it needs again
     soon, up to its max_live_parameters (partitioned_param_coordinator.py). FSDP2 copies
     weights even on a single rank (_fsdp_collectives.py, foreach_all_gather).
     """
@@ -266,9 +288,10 @@ def gathered(trainer: Trainer, layers: int = 2) -> Parts:
             f"gathered weights {trainer.compute}": own * width,
             "a gather's buffer": fetched,
         }
-    layer = trainer.largest.elements
-    rest = model.elements - sum(layer.elements for layer in model.layers)
-    size = math.ceil((layers * layer + rest) * width / trainer.tensor)
+    root, _, head = trainer.groups
+    whole = layers * trainer.largest.elements + root
+    whole += head if apart is None else apart
+    size = math.ceil(whole * width / trainer.tensor)
     return {f"gathered weights {trainer.compute}": size}
 
 
@@ -409,7 +432,9 @@ def kept(trainer: Trainer) -> int:
     pass, on one rank."""
     layers = trainer.model.layers
     if trainer.recompute:
-        body = len(layers) * checkpoint_bytes(trainer)
+        body = (1 if trainer.offload_inputs else len(layers)) * checkpoint_bytes(
+            trainer
+        )
     else:
         body = sum(layer_bytes(trainer, layer) for layer in layers)
     return body + layer_bytes(trainer, trainer.model.end)
@@ -436,7 +461,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
         for name in gradients:
             del held[name]
     bare = held
-    backward = total(held, gathered(trainer, min(trainer.fetched, AHEAD)))
+    backward = total(held, gathered(trainer, min(trainer.fetched, AHEAD), 0))
     each = [
         checkpoint_bytes(trainer) if trainer.recompute else layer_bytes(trainer, layer)
         for layer in model.layers
@@ -445,10 +470,15 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     softmaxes = [_plain_attention(trainer, layer)[0] for layer in model.layers]
     if trainer.recompute:
         softmaxes = [0]
+    if trainer.offload_inputs:
+        each = each[:1]
     activations, copies = f"activations {compute}", f"autocast's copies {compute}"
     vocab = math.ceil(model.vocab / trainer.tensor)
-    answers = _answers(trainer)
+    answers = min(_answers(trainer), trainer.chunk or trainer.tokens)
     logits, dlogits = loss_memory.needed(trainer.loss, answers, vocab, width)
+    kept_logits = {
+        "logits and loss": loss_memory.kept(trainer.loss, answers, vocab, width)
+    }
     head = math.ceil((model.head or model.embedding) / trainer.tensor)
     kept_copies = {copies: head * width * trainer.casts}
     if not trainer.recompute:
@@ -469,6 +499,14 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     if trainer.loss == "chunked":
         one = {"a matrix's gradient float32": head * 4 * is_trained}
     yield total(last, kept_copies, one, {"logits' gradient": dlogits})
+    _, embedding, apart = (
+        math.ceil(group * is_trained / trainer.tensor) for group in trainer.groups
+    )
+    if apart:  # reduced at once; what is reduced is kept until the next group's is
+        sent = {"gradients to reduce": apart * WIDTHS[trainer.reduce]}
+        others = {activations: sum(each), plain: sum(softmaxes)}
+        yield total(backward, unsharded, one, sent, others)
+        one = {}
     layer = trainer.largest
     again = layer_bytes(trainer, layer) if trainer.recompute else 0
     softmax, backwards = _plain_attention(trainer, layer)
@@ -486,12 +524,54 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
             working[copies] = kept_copies[copies]
     others = {activations: sum(each), plain: sum(softmaxes)}
     one = {} if _adds_in_place(trainer) else one
-    yield total(backward, unsharded, one, whole, working, others)
+    yield total(backward, unsharded, one, whole, working, others, kept_logits)
+    if apart:
+        reduced = trainer.largest.elements * WIDTHS[trainer.reduce]
+        first = {name: size - reduced for name, size in whole.items()}
+        yield total(backward, unsharded, sent, first, working, others, kept_logits)
     if trainer.casts:
         working[copies] = layer.elements * width
-    held = total(bare, gathered(trainer, trainer.fetched))
+    of_root = {} if apart or not trainer.sharding.startswith("fsdp") else one
+    rest = gathered(trainer, trainer.fetched, embedding)
+    held = total(bare | gradients, kept_logits)
     others = {activations: each[0], plain: softmaxes[0]}
-    yield total(held | gradients, whole, working, others)
+    yield total(held, rest, of_root, whole, working, others)
+    if is_trained:
+        yield from _ends(trainer, held)
+
+
+def _ends(trainer: Trainer, held: Parts) -> Iterator[Parts]:
+    """The end of an update under FSDP, when the gradients of the root group and of an
+    embedding that is a group of its own are reduced, in that order: the last gradient
+    in the compute dtype, all in that of the reduction, and their new shards, cast, if
+    there are others to add them to (torch 2.13, _fsdp_state.py,
+    _root_post_backward_final_callback; _fsdp_collectives.py, foreach_reduce; FSDP1
+    copies to another dtype alone, _runtime_utils.py). Before that, autograd adds up
+    the two gradients of a tied embedding.
+    """
+    if not trainer.sharding.startswith("fsdp") or not _is_divided(trainer, 1):
+        return
+    root, embedding, _ = (math.ceil(group / trainer.tensor) for group in trainer.groups)
+    width, reduce = WIDTHS[trainer.compute], WIDTHS[trainer.reduce]
+    sent = reduce * (trainer.sharding == "fsdp2" or reduce != width)
+    several, is_cast = trainer.micro_batches > 1, trainer.reduce != trainer.weights
+    own = reduce if several and trainer.keeps and trainer.sharding == "fsdp2" else width
+    shards = reduce * (several or is_cast)
+    shards += WIDTHS[trainer.weights] * (several and is_cast)
+    name, weights = (
+        f"{what} {trainer.compute}"
+        for what in ("unsharded gradients", "gathered weights")
+    )
+    if not trainer.model.head:
+        size = math.ceil(trainer.model.embedding / trainer.tensor)
+        layer = {"gradients to reduce": trainer.largest.elements * sent}
+        yield total(held, gathered(trainer, 0), {name: 3 * size * width}, layer)
+    for group, waits in ((root, embedding), (embedding, 0)):
+        yield total(
+            held,
+            {weights: waits * width, name: (group + waits) * own},
+            {"gradients to reduce": math.ceil(group * (sent + shards / trainer.ranks))},
+        )
 
 
 def copied(trainer: Trainer, model: Model) -> Parts:

@@ -109,6 +109,7 @@ def _job(
         student,
         gpus=gpus,
         sharding=sharding,
+        apart=("head",),
         weights=weights,
         compute=compute,
         step="fused",

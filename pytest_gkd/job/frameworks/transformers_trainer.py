@@ -82,6 +82,7 @@ def made(values: Values, student: Model, teacher: Model | None, of: Setup) -> Tr
         student,
         gpus=gpus,
         sharding=of.sharding,
+        apart=("embedding", "head"),
         weights=loaded if is_as_loaded else "float32",
         compute=compute,
         step=STEPS[values["optim"]],

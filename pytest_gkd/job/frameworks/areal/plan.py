@@ -214,6 +214,7 @@ def _trainer(values: Values, student: Model, tokens: int, *, several: bool) -> T
         student,
         gpus=values["gpus"],
         sharding="fsdp2",
+        apart=("embedding",),
         context=values["context"],
         weights=values["dtype"],
         compute=values["dtype"],

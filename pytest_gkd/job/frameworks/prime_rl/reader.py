@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from pytest_gkd.job import documents, script_file
 from pytest_gkd.job.arguments import MISSING, UNKNOWN
 from pytest_gkd.job.findings import CheckError, Finding
 from pytest_gkd.job.frameworks.accelerate import existing
+from pytest_gkd.job.frameworks.prime_rl import plan
 from pytest_gkd.job.frameworks.prime_rl import rules as prime_rl_rules
 from pytest_gkd.job.frameworks.prime_rl.keys import (
     Classes,
@@ -87,7 +89,9 @@ def read(launch: Launch, release: Release) -> Reading:
     problem = ""
     if line.lost:
         problem = f"what {line.lost.source[:60]} adds or changes is not known"
-    return Reading(line.said, _values(settings, classes, top), findings, problem)
+    recipe = plan.recipe(partial(classes.find, settings, top), top)
+    values = _values(settings, classes, top)
+    return Reading(line.said, values, findings, problem, recipe=recipe)
 
 
 def _program(launch: Launch, settings: Settings, schema: Mapping[str, Any]) -> str:

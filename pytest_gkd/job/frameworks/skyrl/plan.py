@@ -200,6 +200,7 @@ def _policy(
         student,
         gpus=own["gpus"],
         sharding="fsdp2",
+        apart=("embedding",),
         shards=max(own["shards"], 0),
         context=own["context"],
         weights="float32",
@@ -266,6 +267,7 @@ def _others(
                 own["is_away"], shares_all and values["critic_states_leave"]
             ),
             sharding="fsdp2",
+            apart=("embedding",),
             weights="float32",
             loss="fused",
             **common,

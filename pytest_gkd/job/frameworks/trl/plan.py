@@ -25,8 +25,11 @@ from pytest_gkd.job.served_memory import Served
 from pytest_gkd.job.training_memory import Trainer
 
 Values = Mapping[str, Any]
-# The option classes of the trainers whose memory is known.
-TRAINERS = ("GKDConfig", "GOLDConfig", "DistillationConfig", "GRPOConfig")
+# The option classes of the trainers whose memory is known, each before its base.
+SFT = "SFTConfig"
+TRAINERS = ("GKDConfig", "GOLDConfig", "DistillationConfig", "GRPOConfig", SFT)
+# Of the scripts of SFT, those that load a model of another kind lack these options.
+OF_SFT = "DatasetMixtureConfig"
 ZERO = "zero_optimization"
 # Must be certain, as its absence would be read as a default.
 CERTAIN = (
@@ -145,12 +148,18 @@ def _facts(job: TrlJob) -> dict[str, Any]:
     Raises CheckError if something cannot be determined, or its memory is not known.
     """
     trainer = next((name for name in TRAINERS if name in job.classes), "")
+    if trainer == SFT and OF_SFT not in job.classes:
+        trainer = ""
     if job.unread or not job.is_upstream:
         raise CheckError("how a script of one's own loads its models is not known")
     if not trainer:
         what = ", ".join(sorted(job.classes)) or "this script"
         raise CheckError(f"the memory of a trainer with {what} is not known yet")
-    for key, text in UNKNOWN.items():
+    unknown = dict(UNKNOWN)
+    if trainer == SFT:  # packed rows are as long as the longest others
+        del unknown["packing"]
+        unknown["label_smoothing_factor"] = "the memory of label smoothing's logits"
+    for key, text in unknown.items():
         if key in job.fields and _certain(job, key):
             raise CheckError(f"{text} is not known ({key})")
     if job.find("attn_implementation").value == "eager":
@@ -173,8 +182,8 @@ def _facts(job: TrlJob) -> dict[str, Any]:
     for key in CERTAIN:
         if key in job.fields:
             _certain(job, key)
-    facts["loss_beta"] = _certain(job, "beta")
-    facts["teacher_inside"] = trainer != "GRPOConfig"
+    facts["loss_beta"] = _certain(job, "beta") if "beta" in job.fields else None
+    facts["teacher_inside"] = trainer not in ("GRPOConfig", SFT)
     return facts | _sharding(job)
 
 
@@ -288,7 +297,7 @@ def _job(
     is_old = values["trainer"] in ("GKDConfig", "GOLDConfig")
     cached = not (is_old and values.get("recompute"))
     generation = Generation(at_once, length, is_cached=cached)
-    if values.get("lmbda") == 0:
+    if values.get("lmbda") == 0 or values["trainer"] == SFT:
         return Job(trainer, memory=room)
     return Job(trainer, generation=generation, memory=room)
 
@@ -315,7 +324,9 @@ def _lengths(values: Values) -> tuple[int, int | None]:
         if values.get("lmbda") != 0:
             whole += number(values, "max_response_length")[0]
         return whole, None
-    if kind == "GOLDConfig" and whole is not None:
+    if kind == SFT and whole is None:
+        raise CheckError("nothing bounds the rows (max_length)")
+    if kind in ("GOLDConfig", SFT) and whole is not None:
         return number(values, "max_length")[0], None
     response = number(values, "max_response_length")[0]
     most = values.get("max_model_len")
@@ -355,8 +366,8 @@ def _offload(values: Values, sharding: str) -> tuple[str, str]:
 def _loss(values: Values) -> str:
     """The loss by its name in loss_memory's table."""
     kind, beta = values["trainer"], values.get("loss_beta")
-    if kind in ("DistillationConfig", "GRPOConfig"):
-        return "chunked"
+    if kind in ("DistillationConfig", "GRPOConfig", SFT):
+        return "chunked"  # kernels/chunked_logprob.py, for SFT by add_fused_lm_head
     if not isinstance(beta, int | float) or not 0 <= beta <= 1:
         raise CheckError(f"beta is {str(beta)[:40]}")
     return f"jsd-{beta:.0f}" if beta in (0, 1) else "jsd"

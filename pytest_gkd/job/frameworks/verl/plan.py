@@ -155,6 +155,7 @@ def _fsdp(
         student,
         gpus=gpus,
         sharding="fsdp2" if is_fsdp2 else "fsdp",
+        apart=("embedding", "head"),
         shards=max(shards, 0),
         context=context,
         weights=DTYPES.get(str(values.get("weights_dtype")), "float32"),
