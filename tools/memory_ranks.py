@@ -106,9 +106,9 @@ FIRST = (
     "counted at once), and at other sizes -1.2 to +5.0 % (qwen2, eight layers).\n"
     "Granite and llama were judged once, after that. Llama's step under FSDP2 was\n"
     "told as -3.7 % while the copy that gloo reduces was counted, which NCCL does not\n"
-    "make. FSDP2 without recomputation was +7.9 % (granite +6.9) while the plan had two\n"
-    "layers' weights at the loss, where none is whole, and gradients that are added up\n"
-    "in place twice."
+    "make. FSDP2 without recomputation was +7.9 % (granite +6.9) while the plan had\n"
+    "two layers' weights at the loss, where none is whole, and gradients that are\n"
+    "added up in place twice."
 )
 
 
