@@ -236,7 +236,7 @@ def main() -> None:
     kinds = parser.add_subparsers(dest="kind", required=True)
     steps = kinds.add_parser("steps")
     steps.add_argument("--pairs", type=int, default=8, help="of whole runs (8)")
-    steps.add_argument("--windows", type=int, default=30, help="pairs of seconds (30)")
+    steps.add_argument("--windows", type=int, default=20, help="pairs of seconds (20)")
     memory = kinds.add_parser("memory")
     memory.add_argument("--gigabytes", type=float, default=10)
     memory.add_argument("--hours", type=float, default=24)
