@@ -172,6 +172,7 @@ class TestAtOnce:
         assert "flock() on /" in line
         assert "processes on this machine and 10.87.0.2 used" in told["why"][0]
         assert f"ray::Rollout, MainThread: {told['who']}" in job.report("tree.txt")
+        assert "no process any more" not in job.report("report.txt")
         dump = job.report(f"stacks/10.87.0.2-{pid}.txt")
         assert "wait_for_lock" in dump
 

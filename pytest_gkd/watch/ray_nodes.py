@@ -144,6 +144,7 @@ class RayNodes:
         self._asked_at = float("-inf")
         self._asking: Future[Seen] | None = None
         self._known: dict[str, tuple[int, str]] = {}  # number and name, by Ray's id
+        self._named: set[str] = set()  # nodes that the user was told of
         self._held: dict[str, tuple[ProcessSample, ...]] = {}
 
     def refresh(self, raylet: int, jobs: Collection[str], now: float) -> None:
@@ -209,8 +210,10 @@ class RayNodes:
         return self._helper
 
     def _tell(self, was: Seen, now: Seen) -> None:
-        if not was.nodes and (names := [o.name for o in now.nodes if not o.problem]):
-            self.notes.append(f"also looked at, through Ray: {', '.join(names[:8])}")
+        seen = [one.name for one in now.nodes if not one.problem]
+        if new := [name for name in seen if name not in self._named]:
+            self._named.update(new)
+            self.notes.append(f"also looked at, through Ray: {', '.join(new[:8])}")
         before = {one.name: one.problem for one in was.nodes}
         for one in now.nodes:
             if one.problem and not before.get(one.name):

@@ -36,6 +36,7 @@ from pytest_gkd.watch.samples import (
 DIAGNOSE_LIMIT_S = 60.0
 EVIDENCE_LIMIT_S = 24.0
 SHOWN = 2  # suspects
+ACTOR_DIED = "ray.actor-died"
 MOST_WAITS = 4
 MOST_NAMED = 8
 
@@ -150,6 +151,9 @@ def make(
     # What cannot be looked into disproves nothing.
     frames = [] if sample.remote or sample.unseen else _frames(sample)
     suspicion = suspects(phase, text, logs.frameworks_in(text), told, frames)
+    if odd:  # who is waited for is a process
+        alive = tuple(one for one in suspicion.suspects if one.cause != ACTOR_DIED)
+        suspicion = replace(suspicion, suspects=alive)
     if not any(one.state == "D" for one in sample.processes):
         suspicion = replace(
             suspicion,
