@@ -151,7 +151,6 @@ class TestAtOnce:
         assert "training finished" in job.text
         assert job.verdict["verdict"] == "finished", job.text
         assert "stuck" not in job.text
-        assert "is not seen" not in job.text
         # Who watches takes none.
         assert "CPUs 4.0 of 4.0" in job.text
 
