@@ -17,7 +17,7 @@ SUPPORTED = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if
 # What runs the tests: .ci/tests gives those that failed another try.
 TRY :=
 
-.PHONY: stages test matrix matrix-slow models shrink neighbours twins watched compat light check lock clean
+.PHONY: stages test matrix matrix-slow models shrink neighbours twins watched compat light check site lock clean
 
 stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
@@ -79,6 +79,15 @@ check: $(VENV)/.ready
 	MYPYPATH=tests $(BIN)/mypy benchmarks compat matrix models neighbours twins watched
 	$(BIN)/lint-imports
 
+# The documentation as a site, in .site; a link that leads nowhere is an error.
+site: .venv-site/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/mkdocs build --strict
+
+.venv-site/.ready: requirements/docs.lock
+	$(PYTHON) -m venv --clear .venv-site
+	.venv-site/bin/python -m pip install -q --no-deps -r requirements/docs.lock
+	touch $@
+
 $(VENV)/.ready: $(LOCK) pyproject.toml
 	@$(SUPPORTED)
 	@$(OURS)
@@ -88,12 +97,14 @@ $(VENV)/.ready: $(LOCK) pyproject.toml
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
-# Remakes the lock for all supported Pythons. Needs the network.
+# Remakes the locks for all supported Pythons. Needs the network.
 lock:
 	home=$$(mktemp -d) && $(PYTHON) -m venv $$home && $$home/bin/python -m pip install -q uv && \
 	$$home/bin/uv pip compile --config-file requirements/uv.toml --universal --upgrade \
 	  --python-version 3.11 --override requirements/overrides.txt --no-header --quiet \
-	  --no-annotate --custom-compile-command "make lock" requirements/cpu.in -o $(LOCK); \
+	  --no-annotate --custom-compile-command "make lock" requirements/cpu.in -o $(LOCK) && \
+	$$home/bin/uv pip compile --universal --upgrade --python-version 3.11 --no-header --quiet \
+	  --no-annotate requirements/docs.in -o requirements/docs.lock; \
 	code=$$?; rm -rf $$home; exit $$code
 	sed -i 's/^torch==2.13.0$$/torch==2.13.0+cpu/' $(LOCK)
 	sed -i '1i # Made by `make lock` from requirements/cpu.in; installed with --no-deps.' $(LOCK)

@@ -8,6 +8,7 @@ from pathlib import Path
 import model_page
 import pages
 import pytest
+import yaml
 
 from pytest_gkd.diagnosis import catalogue
 from pytest_gkd.report import explain
@@ -42,6 +43,22 @@ def test_every_link_leads_to_a_page(name: str) -> None:
         if target.endswith(".md"):
             # What is above docs is not made.
             assert str(folder / target) in made or (DOCS / folder / target).exists()
+
+
+def test_the_sites_navigation_has_every_page() -> None:
+    """`make site` finds what leads nowhere, but not what nothing leads to."""
+    told = yaml.safe_load((DOCS.parent / "mkdocs.yml").read_text("utf-8"))
+    assert told["not_in_nav"] == "docs/causes/*.md\n", "their index links to them"
+    sections = (next(iter(one.values())) for one in told["nav"])
+    found = [
+        next(iter(page.values()))
+        for section in sections
+        for page in (section if isinstance(section, list) else [{"": section}])
+    ]
+    there = [path for path in DOCS.rglob("*.md") if path.parent.name != "causes"]
+    wanted = {path.relative_to(DOCS.parent).as_posix() for path in there}
+    wanted |= {"README.md", "CHANGELOG.md", "gpu-results/README.md"}
+    assert sorted(found) == sorted({*wanted, "docs/causes/README.md"})
 
 
 CONDITIONAL = catalogue.Fix(
