@@ -13,6 +13,7 @@ from typing import Any
 
 import fault_page
 import model_page
+import stage_page
 import standstill_page
 
 from pytest_gkd import fault_specs, language
@@ -82,6 +83,9 @@ def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
         made["models.md"] = model_page.page(runs)
     if runs := _recorded(docs, standstill_page.RUNS):
         made["watch-standstills.md"] = standstill_page.page(runs)
+    if docs and (runs := _recorded(docs, stage_page.RUNS)):
+        readme = (docs.parent / "README.md").read_text("utf-8")
+        made["stages.md"] = stage_page.page(runs, readme)
     return made
 
 
