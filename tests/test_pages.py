@@ -57,7 +57,7 @@ def test_the_sites_navigation_has_every_page() -> None:
     ]
     there = [path for path in DOCS.rglob("*.md") if path.parent.name != "causes"]
     wanted = {path.relative_to(DOCS.parent).as_posix() for path in there}
-    wanted |= {"README.md", "CHANGELOG.md", "gpu-results/README.md"}
+    wanted |= {"README.md", "README.zh.md", "CHANGELOG.md", "gpu-results/README.md"}
     assert sorted(found) == sorted({*wanted, "docs/causes/README.md"})
 
 

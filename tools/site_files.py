@@ -12,7 +12,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 # What is read, and what is linked to, below the repository's root.
 SOURCES = (
-    *("README.md", "CHANGELOG.md", "LICENSE", "docs", "gpu-results"),
+    *("README.md", "README.zh.md", "CHANGELOG.md", "LICENSE", "docs", "gpu-results"),
     *(".github/workflows/gpu-gate.yml", ".pre-commit-hooks.yaml"),
     *("pytest_gkd/report/report.schema.json", "pytest_gkd/job/frameworks/values.toml"),
 )

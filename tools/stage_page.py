@@ -27,7 +27,8 @@ RUNS = "stage-failures.json"
 INTRO = """
 What each stage proves, and what its failure looks like: the run of a real fault, put in
 with `--gkd-inject` where the stage is not about your own job. All other faults that
-were tried are in [faults.md](faults.md), each cause in [its own page](causes/README.md).
+were tried are in [faults.md](faults.md), the causes in [a page
+each](causes/README.md).
 """
 FAULTS = {
     "environment": "module-shadowed",
