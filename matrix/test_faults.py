@@ -69,7 +69,8 @@ class Run:
                 f"--junitxml={base / 'junit.xml'}",
             ],
             cwd=base,
-            env=environment | {MARK: self.mark, "TMPDIR": str(self.temporary)},
+            env=environment
+            | {MARK: self.mark, "LANGUAGE": "en", "TMPDIR": str(self.temporary)},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

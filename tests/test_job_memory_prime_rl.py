@@ -129,6 +129,7 @@ def test_sft_has_the_same_head_or_whole_logits(planned: Planned) -> None:
 @pytest.mark.parametrize(
     ("override", "reason"),
     [
+        ("weight_broadcast.type=nixl", "NIXL's buffers"),
         ("trainer.model.lora.rank=8", "LoRA layers"),
         ("trainer.model.ac.mode=selective", "full recomputation"),
         ("trainer.model.reshard_after_forward=false", "has gathered"),

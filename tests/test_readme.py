@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 import fresh_python
@@ -91,15 +92,15 @@ def test_the_failures_that_the_readme_shows_are_printed_so(
     assert _words(ours) == _words(told)
 
 
-def test_the_failure_that_the_chinese_readme_shows_is_printed_so(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "train.jsonl").write_text('{"prompt": "What is salt?"}\n')
+def test_the_failure_that_the_chinese_readme_shows_is_printed_so() -> None:
     wanted = ["--gkd-stages=data", "--gkd-train-files=trian.jsonl", "--gkd-lang=zh"]
-    done = fresh_python.run(
-        "-m", "pytest", "-p", "no:cacheprovider", *wanted, cwd=tmp_path
-    )
-    printed = done.stdout.replace(str(tmp_path), "/home/me/job")
+    # A path as long as that of pytest's own directory would be cut off.
+    with tempfile.TemporaryDirectory() as place:
+        Path(place, "train.jsonl").write_text('{"prompt": "What is salt?"}\n')
+        done = fresh_python.run(
+            "-m", "pytest", "-p", "no:cacheprovider", *wanted, cwd=Path(place)
+        )
+    printed = done.stdout.replace(place, "/home/me/job")
     told, ours = (_chinese_block(text) for text in (CHINESE, printed))
     assert ours == told
 

@@ -101,6 +101,11 @@ def test_the_headline_ends_with_the_cause() -> None:
     assert render.headline(made) == "rank 1 waited [comm.collective-timeout]"
 
 
+def test_the_end_of_a_long_message_goes_and_the_cause_stays() -> None:
+    shown = "".join(block(record(message="m" * 500, diagnosis=DIAGNOSIS)))
+    assert "mmm...[comm.collective-timeout]" in "".join(shown.split())
+
+
 def test_a_headline_without_a_cause_says_so() -> None:
     assert render.headline(record(message="it broke")) == "it broke [unknown]"
 

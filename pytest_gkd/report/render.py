@@ -85,8 +85,11 @@ def budget(value: float) -> str:
     return f"{value:g} s"
 
 
-def headline(record: StageRecord) -> str:
-    """One self-contained line: what happened, then the cause."""
+def headline(record: StageRecord, limit: int | None = None) -> str:
+    """One self-contained line: what happened, then the cause.
+
+    A longer one than ``limit`` characters loses the end of what happened.
+    """
     cause = f" [{record.diagnosis.cause}]" if record.diagnosis else " [unknown]"
     said = record.message or ending(record)
     for made in (ending, early_ending):
@@ -94,7 +97,8 @@ def headline(record: StageRecord) -> str:
             said = made(record, tr)
     if record.diagnosis:
         said = translated.title(record.diagnosis.cause, said)
-    return sanitize.line(f"{said}{cause}")
+    said = sanitize.line(said)
+    return f"{said if limit is None else _cut(said, limit - len(cause))}{cause}"
 
 
 def ending(record: StageRecord, tr: Callable[[str], str] = marked) -> str:
@@ -197,7 +201,7 @@ def failure_block(
     )
     lines = wrapped("", sanitize.line(head + doing(record, tr)), "  ")
     found = record.diagnosis
-    lines += _labelled(tr("cause"), headline(record))
+    lines += _labelled(tr("cause"), headline(record, 3 * WIDTH))
     if found:
         new = [line for line in found.evidence if _says_more(line, record)]
         before = (told or {}).get(found.advice, "")

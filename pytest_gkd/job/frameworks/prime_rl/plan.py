@@ -110,6 +110,8 @@ def _facts(find: Find, start: str) -> dict[str, Any]:
         raise CheckError(f"{text} ({start}model.{HEAD})")
     shared = _certain(find, "weight_broadcast.type") if start else None
     own = _certain(find, f"{start}weight_broadcast.type") if start else None
+    if "nixl" in (shared, own):
+        raise CheckError("NIXL's buffers are not known yet (weight_broadcast.type)")
     return {
         "chunk": chunk if type(chunk) is int else 0,
         "offloads_inputs": offloads,
