@@ -41,16 +41,20 @@ class Note:
     text: str
 
 
+UNKNOWN = "unknown"
+
+
 class StageFault(Exception):  # noqa: N818 - a finding, not a bug of ours
     """A stage found the cause itself and names it.
 
-    ``cause`` is an id in the catalogue (``data.file-missing``), or None if the cause is
-    not known. ``message`` is one sentence that names the value, where it came from, and
-    what was expected; it does not repeat the advice, which is in the catalogue.
-    ``facts`` are values that the advice may use, such as
-    ``{"column": "prompt", "columns": ["text"]}``; they must be JSON. ``evidence`` is
-    the lines that prove it, each ``(source, line number or None, text)``. ``also`` are
-    less fundamental faults found along with it.
+    ``cause`` is an id in the catalogue (``data.file-missing``), None if the stage does
+    not know it, or ``UNKNOWN`` if the stage knows that the catalogue does not.
+    ``message`` is one sentence that names the value, where it came from, and what was
+    expected; it does not repeat the advice, which is in the catalogue. ``facts`` are
+    values that the advice may use, such as ``{"column": "prompt", "columns":
+    ["text"]}``; they must be JSON. ``evidence`` is the lines that prove it, each
+    ``(source, line number or None, text)``. ``also`` are less fundamental faults found
+    along with it.
     """
 
     def __init__(

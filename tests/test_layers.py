@@ -46,7 +46,7 @@ def test_an_ordinary_run_imports_the_plugin_and_no_more_of_it(
     assert found.isdisjoint(HEAVY)
     assert found.isdisjoint(OURS)
     ours = {name for name in found if name.startswith("pytest_gkd.")}
-    names = ("near_names", "options", "plugin", "stage_specs")
+    names = ("near_names", "options", "plugin", "stage_specs", "time_spans")
     assert ours == {f"pytest_gkd.{name}" for name in names}
 
 

@@ -14,8 +14,8 @@ from pytest_gkd.report.record import SCHEMA, RunRecord, StageRecord
 from pytest_gkd.stage_specs import STAGES
 
 FLAGS = [
-    *("--gkd-stages", "--gkd-timeout", "--gkd-report", "--gkd-config"),
-    *("--gkd-framework", "--gkd-set", "--gkd-student", "--gkd-teacher"),
+    *("--gkd-stages", "--gkd-timeout", "--gkd-report", "--gkd-lang"),
+    *("--gkd-config", "--gkd-framework", "--gkd-set", "--gkd-student", "--gkd-teacher"),
     *("--gkd-shrink", "--gkd-shrink-weights", "--gkd-train-files"),
     *("--gkd-prompt-column", "--gkd-max-prompt-length", "--gkd-batch-size"),
     *("--gkd-max-new-tokens", "--gkd-loss", "--gkd-top-k", "--gkd-beta"),

@@ -23,6 +23,7 @@ from pytest_gkd.diagnosis.evidence import EvidenceLine, StageEvidence, TextSourc
 from pytest_gkd.diagnosis.patterns import Pattern, pattern_of
 from pytest_gkd.diagnosis.root_cause import Candidate, choose
 from pytest_gkd.diagnosis.scan import Hit, Scanner, index
+from pytest_gkd.stage_api import UNKNOWN
 
 MAX_FIXES = 3
 MAX_EVIDENCE = 4
@@ -80,6 +81,8 @@ def diagnose(
     A cause named by the stage stands, unless the texts prove another that is known to
     bring it about. ``shown`` converts a rule's path for display.
     """
+    if evidence.fault is not None and evidence.fault.cause == UNKNOWN:
+        return None
     candidates = choose(_stage_hits(evidence, catalogue), catalogue)
     candidates = [one for one in candidates if not one.weak]
     facts, also = dict(evidence.facts), list[str]()

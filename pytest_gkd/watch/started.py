@@ -295,9 +295,11 @@ class CommandWatch:
                 text += f"\n  saw   {line['file']}:{line['line']}  {line['text']}"
             for advice in one["advice"][:2]:
                 text += f"\n  fix   {advice}"
-        for line in found.get("telling", [])[:1]:  # of what no rule knows
-            text += f"\n  saw   {line['text']}"
+        telling = [line["text"] for line in found.get("telling", ())]
+        for line in telling[:1]:  # of what no rule knows
+            text += f"\n  saw   {line}"
         if watch.log is not None:
             text += f"\n  more  gkd diagnose {watch.log}"
         watch.verdict, watch.causes = verdict, found["causes"]
+        watch.telling = telling
         watch.tell(verdict, text)

@@ -27,13 +27,15 @@ def write(
     ended_for: str,
     exit_status: int | None,
     causes: Sequence[Mapping[str, Any]],
+    telling: Sequence[str],
 ) -> str:
     """Write it to ``directory``; returns why it cannot be written, else nothing.
 
     ``began`` is when the watch began (``clock.monotonic()``), ``report`` the last one
     made, ``phases_s`` the longest time in each phase that is over, ``ended_for`` the
     option for which the command was ended, ``exit_status`` that of the watch, None
-    while it goes on, and ``causes`` what ``gkd diagnose`` says of a command that died.
+    while it goes on, ``causes`` what ``gkd diagnose`` says of a command that died, and
+    ``telling`` the most telling lines if it knows no cause.
     """
     if report is not None and report.verdict.word == verdict.word:
         verdict = report.verdict  # which knows who, too
@@ -56,6 +58,7 @@ def write(
         "report": str(report.directory or "") if report else "",
         "standstill": report.to_json() if report else None,
         "causes": list(causes),
+        "telling": list(telling),
         "ended_for": ended_for,
         "exit_status": exit_status,
     }

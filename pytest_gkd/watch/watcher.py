@@ -93,6 +93,7 @@ class Watch:
         self.verdict = Verdict(AT_WORK)
         self.end: End | None = None
         self.causes: list[dict[str, Any]] = []
+        self.telling: list[str] = []
         self.reported: stuck_report.Report | None = None
         self._kept: tuple[object, ...] = ()
         self._sample: JobSample | None = None
@@ -380,6 +381,7 @@ class Watch:
             ended_for=self.end.why if self.end else "",
             exit_status=exit_status,
             causes=self.causes,
+            telling=self.telling,
         )
         if problem and self._may_tell(problem):
             self.screen.say(problem)

@@ -20,7 +20,7 @@ from pytest_gkd.diagnosis.evidence import TextSource
 from pytest_gkd.files import read_end
 from pytest_gkd.processes import procfs, shell_line
 from pytest_gkd.report.record import OUTPUT_BYTES
-from pytest_gkd.stage_api import StageContext, StageFault
+from pytest_gkd.stage_api import UNKNOWN, StageContext, StageFault
 from pytest_gkd.watch import exits, verdict_file, watcher
 
 LOG = "job.log"  # beside the watch's own directory: what the job printed
@@ -137,7 +137,10 @@ def _judge(gkd: StageContext, told: dict[str, Any], *, still_runs: bool) -> None
         late = report["why"][0] if report else "no training step was done"
         message = f"{late}: the job is {_state(told)}"
     evidence = tuple(_evidence(gkd, told, report))
-    raise StageFault(causes[0]["cause"] if causes else None, message, evidence=evidence)
+    # Where it tells lines, it has read the whole log and found no cause.
+    cause = UNKNOWN if told["telling"] else None
+    cause = causes[0]["cause"] if causes else cause
+    raise StageFault(cause, message, evidence=evidence)
 
 
 def _summary(told: dict[str, Any], *, still_runs: bool) -> str:
@@ -161,6 +164,9 @@ def _evidence(
             place = Path(os.path.relpath(place))
         yield "stacks", None, str(place)
     if told["verdict"] == "dead":
+        if told["telling"] and not told["causes"]:
+            yield from ((LOG, None, text) for text in told["telling"][:3])
+            return
         with contextlib.suppress(OSError), (gkd.output_dir / LOG).open("rb") as file:
             text = sanitize.text(read_end(file, OUTPUT_BYTES))
             yield from telling_lines([TextSource(LOG, text)], 3)
