@@ -105,12 +105,15 @@ class Watched:
         return found
 
     def wait_for_verdict(self, word: str, part: str = "") -> dict[str, Any]:
+        told = self.verdict
+
         def holds() -> bool:
+            nonlocal told
             told = self.verdict
             return told["verdict"] == word and part in json.dumps(told)
 
         wait_for(holds, f"not {word} {part}")
-        return self.verdict
+        return told
 
     def report(self, name: str) -> str:
         (found,) = self.place.glob(f"watch/*/stuck-*/{name}")

@@ -140,8 +140,11 @@ def make(
     files = _held_files(sample, known)
     who = ", ".join([*(one.label for one in whom[:MOST_NAMED]), *files])
     lost = [one.name for one in sample.nodes if one.is_lost]
+    why = verdict.why
     if lost and not odd:
         who = f"{', '.join(lost)}, which Ray has lost"
+        # It may be known only since this look was proof enough.
+        why += tuple(one for one in sample.unanswered if one not in " ".join(why))
     elif picture.absent and not odd:
         who = picture.absent
     facts = {"step": progress.step, "steps": progress.total}
@@ -170,6 +173,7 @@ def make(
             phase=phase,
             odd=tuple(one.pid for one in odd),
             who=who,
+            why=why,
         ),
         phase,
         suspicion,
