@@ -225,17 +225,11 @@ def measured(name: str, case: Case) -> list[Line]:
             train_context_fn=context,
         )
 
-    def peak(work: Any) -> int:
-        counted.most = 0
-        with counted.mode():
-            work()
-        return counted.most
-
     with counted.mode():
         update()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-    found = {"update": peak(update), "step": peak(optimizer.step)}
+    found = {"update": counted.peak(update), "step": counted.peak(optimizer.step)}
     if sizes is None:
         return []
     trainer = planned(sizes, case)

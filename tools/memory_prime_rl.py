@@ -17,9 +17,7 @@ import contextlib
 import json
 import logging
 import os
-import subprocess
 import sys
-import tempfile
 import textwrap
 import types
 from pathlib import Path
@@ -27,7 +25,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from memory_page import Line
-from memory_ranks import MANY, RANKS, SIZES, Counted, made, table, upstream
+from memory_ranks import MANY, RANKS, SIZES, Counted, in_ranks, made, table, upstream
 
 from pytest_gkd.job import memory
 from pytest_gkd.job import training_memory as training
@@ -242,17 +240,11 @@ def measured(name: str, case: Case) -> list[Line]:
                 del logits
             loss.backward()
 
-    def peak(work: Any) -> int:
-        counted.most = 0
-        with counted.mode():
-            work()
-        return counted.most
-
     with counted.mode():
         update()
         optimizer.step()
         optimizer.zero_grad()
-    update_bytes, step_bytes = peak(update), peak(optimizer.step)
+    update_bytes, step_bytes = counted.peak(update), counted.peak(optimizer.step)
     if sizes is None:
         return []
     trainer = training.Trainer(
@@ -300,25 +292,7 @@ def rank(number: int, store: str, name: str) -> None:
 
 def everything(name: str) -> list[Line]:
     """All cases of a model, in two processes of its own."""
-    with tempfile.TemporaryDirectory() as directory:
-        ranks = [
-            subprocess.Popen(
-                [
-                    *(sys.executable, __file__, "rank"),
-                    str(number),
-                    f"{directory}/s",
-                    name,
-                ],
-                stdout=subprocess.PIPE,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                text=True,
-            )
-            for number in range(RANKS)
-        ]
-        texts = [one.communicate()[0] for one in ranks]
-    # An installed DeepSpeed's own lines begin with a date in brackets.
-    found = [text for text in texts[0].splitlines() if text.startswith('["')]
-    return [Line(*json.loads(text)) for text in found]
+    return in_ranks(__file__, name)
 
 
 def page(lines: list[Line]) -> str:

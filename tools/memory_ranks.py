@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -288,6 +289,13 @@ class Counted:
         for tensor in tensors:
             self._add(tensor)
 
+    def peak(self, work: Callable[[], object]) -> int:
+        """The most bytes that live while it works."""
+        self.most = 0
+        with self.mode():
+            work()
+        return self.most
+
     def _add(self, tensor: Any) -> None:
         from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -458,20 +466,14 @@ def measured(name: str, case: Case) -> list[Line]:
             with quiet:
                 backward()
 
-    def peak(work: Any) -> int:
-        counted.most = 0
-        with counted.mode():
-            work()
-        return counted.most
-
     with counted.mode():
         update()
         step()
         if optimizer is not None:
             optimizer.zero_grad(set_to_none=True)
     held = signal.nbytes if signal is not None and not is_policy else 0
-    update_bytes = peak(update) + held
-    step_bytes = peak(step)
+    update_bytes = counted.peak(update) + held
+    step_bytes = counted.peak(step)
     if sizes is None:
         return []
     losses = {0.0: "jsd-0", 1.0: "jsd-1"}
@@ -554,21 +556,34 @@ def rank(number: int, store: str, name: str, only: list[int]) -> None:
 
 
 def everything(name: str, only: tuple[int, ...] = ()) -> list[Line]:
-    """All cases of a model, or some of them, in two processes of its own."""
+    """All cases of a model, or some of them."""
+    return in_ranks(__file__, name, *map(str, only))
+
+
+def in_ranks(program: str, *arguments: str) -> list[Line]:
+    """What rank 0 tells of ``program``, started once for each rank.
+
+    It gets ``rank``, the rank, a file for the store and ``arguments``. Raises
+    CalledProcessError for a rank that fails.
+    """
     with tempfile.TemporaryDirectory() as directory:
+        commands = [
+            [sys.executable, program, "rank", str(n), f"{directory}/store", *arguments]
+            for n in range(RANKS)
+        ]
         ranks = [
             subprocess.Popen(
-                [
-                    *(sys.executable, __file__, "rank", str(number)),
-                    *(f"{directory}/store", name, *map(str, only)),
-                ],
+                command,
                 stdout=subprocess.PIPE,
                 env=os.environ | {"OMP_NUM_THREADS": "1"},
                 text=True,
             )
-            for number in range(RANKS)
+            for command in commands
         ]
         texts = [one.communicate()[0] for one in ranks]
+    for one, command in zip(ranks, commands, strict=True):
+        if one.returncode:
+            raise subprocess.CalledProcessError(one.returncode, command)
     # DeepSpeed's own lines begin with a date in brackets.
     found = [text for text in texts[0].splitlines() if text.startswith('["')]
     return [Line(*json.loads(text)) for text in found]
