@@ -17,10 +17,21 @@ SUPPORTED = $(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(None if
 # What runs the tests: .ci/tests gives those that failed another try.
 TRY :=
 
-.PHONY: stages test matrix matrix-slow models shrink neighbours twins watched compat light check site lock clean
+.PHONY: stages layouts test matrix matrix-slow models shrink neighbours twins watched compat light check site lock clean
 
 stages: $(VENV)/.ready
 	$(BIN)/pytest --gkd-stages
+
+# The layouts that the stages do not choose on a machine without GPUs, as users have them:
+# from a wheel, outside the clone.
+layouts: $(VENV)/.ready
+	set -e; place=$$(mktemp -d); trap 'rm -rf "$$place"' EXIT; \
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation --target "$$place" .; \
+	for layout in split ray; do \
+		(cd "$$place" && PYTHONPATH="$$place" $(abspath $(BIN))/pytest \
+			--gkd-stages=vllm,weight_sync,training_step --gkd-layout=$$layout \
+			--gkd-report=$(CURDIR)/.gkd/$$layout); \
+	done
 
 test: $(VENV)/.ready
 	$(TRY) $(BIN)/pytest -n3 --dist=loadfile --no-loadscope-reorder --timeout=600

@@ -170,8 +170,8 @@ def problems(fault: FaultSpec, run: Run) -> Iterator[str]:
 
 def wanting(fault: FaultSpec) -> str:
     """What this machine lacks for the fault, empty for nothing."""
-    if "gpu" in fault.needs and not gpus.usable().cards:
-        return "needs a GPU"
+    if len(gpus.usable().cards) < fault.gpus:
+        return f"needs {fault.gpus} GPU(s)"
     if "shared-gpu" in fault.needs and gpus.usable().exclusive:
         return "needs GPUs that take more than one process"
     if "cpu" in fault.needs and gpus.usable().cards:

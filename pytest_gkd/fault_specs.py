@@ -28,9 +28,10 @@ class FaultSpec:
     ``stage`` must end with. ``does`` is the function in ``workload/inject/FILE.py``
     that injects it, called with ``arguments``. ``settings`` are settings that the fault
     requires, ``budget_s`` (seconds) is the stage's budget in the matrix, ``needs`` what
-    the machine must have (``gpu``, ``cpu`` for no GPU, ``mounts`` for permission to
-    mount, ``shared-gpu`` for GPUs that take more than one process), ``exit_code`` is
-    pytest's. ``also_runs`` are stages that the matrix runs with it and that must pass.
+    the machine must have (``gpu``, ``two-gpus``, ``cpu`` for no GPU, ``mounts`` for
+    permission to mount, ``shared-gpu`` for GPUs that take more than one process),
+    ``exit_code`` is pytest's. ``also_runs`` are stages that the matrix runs with it and
+    that must pass.
     ``notes`` are ids of notes that the stage must give, for what does not stop a job by
     itself; ``says`` is part of the message, or of what the terminal shows for a stage
     that passed.
@@ -55,6 +56,11 @@ class FaultSpec:
     def group(self) -> str:
         """The file that defines the fault, and its module below workload/inject."""
         return self.name.split(":")[0]
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it needs."""
+        return 2 if "two-gpus" in self.needs else int("gpu" in self.needs)
 
 
 @cache

@@ -79,7 +79,7 @@ def everything() -> dict[str, Any]:
     """A machine with two GPUs on which all was seen."""
     full = stage("training_step", facts={"loss": "full"})
     vllm = stage("vllm", facts={"engine_dtype": "bfloat16"})
-    needing = [n for n, one in fault_specs.load().items() if "gpu" in one.needs]
+    needing = [n for n, one in fault_specs.load().items() if one.gpus]
     return {
         "schema": 1,
         "complete": True,

@@ -34,7 +34,7 @@ def test_a_fault_fits_what_there_is(fault: FaultSpec) -> None:
     assert fault.outcome in ("passed", "failed", "timeout", "skipped")
     assert all(cause in CATALOGUE for cause in fault.causes)
     assert set(fault.settings) <= set(vars(Settings()))
-    assert set(fault.needs) <= {"cpu", "gpu", "mounts", "shared-gpu"}
+    assert set(fault.needs) <= {"cpu", "gpu", "two-gpus", "mounts", "shared-gpu"}
     module = importlib.import_module(f"pytest_gkd.workload.inject.{fault.group}")
     does = getattr(module, fault.does)
     inspect.signature(does).bind(None, **fault.arguments)

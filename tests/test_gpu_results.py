@@ -127,6 +127,35 @@ def test_every_claim_rests_on_a_file(title: str) -> None:
     assert cell(title) == MACHINE
 
 
+def test_of_several_files_of_one_machine_the_last_counts(tmp_path: Path) -> None:
+    title = "weight_sync and training_step: ray"
+    good, bad, silent = (gpu_files.everything() for _ in range(3))
+    for run in bad["runs"]:
+        for stage in run["stages"]:
+            stage["outcome"] = "failed"
+    silent["runs"] = []
+    for name, found in (
+        ("h100.json", good),
+        ("h100-2.json", bad),
+        ("h100-10.json", good),
+        ("h100-11.json", silent),
+    ):
+        (tmp_path / name).write_text(json.dumps(found))
+    results = result_files.load(tmp_path)
+    assert CHECKS[title].cell(results) == MACHINE
+    assert CHECKS[title].cell(results[:2]) == f"FAILED on {MACHINE}"
+
+
+def test_a_fault_that_needs_two_gpus_says_nothing_on_one() -> None:
+    title = "fault environment:shm-of-a-container"
+
+    def on_one(found: dict[str, Any]) -> None:
+        for run in found["runs"]:
+            run["gpus"] = 1
+
+    assert cell(title, on_one) == result_page.NOT_RUN
+
+
 @pytest.mark.parametrize("title", CHECKS)
 def test_runs_on_a_cpu_show_nothing_of_a_gpu(title: str) -> None:
     def on_cpu(found: dict[str, Any]) -> None:
@@ -220,6 +249,8 @@ def test_the_files_here_can_be_read_and_the_readme_says_as_much() -> None:
     assert ("GPU paths have not been run yet" in readme) == (not results)
     partly = "Only part of the GPU paths has been run" in readme
     assert partly == (bool(results) and not whole)
+    one_gpu = all(run["gpus"] < 2 for result in results for run in result.runs)
+    assert ("nothing has been run on two GPUs" in readme) == (whole and one_gpu)
 
 
 # -- the header ------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def test_fails_where_it_was_told_to():
 """
 # What the gate calls, with nothing behind it; `make stages` leaves a process behind.
 STAND_INS = """
-clean check site:
+clean check site layouts:
 test:
 	! grep -q beside .ci/light || until test -e beside; do sleep 0.05; done
 	$(TRY) .venv/bin/pytest

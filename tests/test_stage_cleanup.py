@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from test_plugin import Run
 
 from pytest_gkd.processes import manifest, procfs
 from pytest_gkd.processes.manifest_writer import INITIAL_NAMESPACE
+from pytest_gkd.run.stage_cleanup import may_outlive_it
 
 # Each stage looks at what the one before it has left.
 STAGES = """
@@ -224,3 +226,20 @@ def test_memory_that_nobody_can_be_proven_to_own_is_named_and_stays(
     left.unlink()
     (note,) = [n for n in changing.report["notes"] if str(left) in n]
     assert note.startswith("new in /dev/shm since this run began, used by no process")
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("conftest", True),  # the stages' own, in a clone
+        ("pytest_gkd.stages.conftest", True),  # and in the wheel
+        ("pytest_gkd.plugin", False),
+        ("pytest_mock.plugin", False),
+        ("_pytest.tmpdir", False),
+    ],
+)
+def test_an_engine_that_the_stages_share_outlives_each_of_them(
+    module: str, expected: bool
+) -> None:
+    fixture = SimpleNamespace(scope="session", func=SimpleNamespace(__module__=module))
+    assert may_outlive_it([fixture]) is expected

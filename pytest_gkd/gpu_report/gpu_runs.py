@@ -130,7 +130,7 @@ def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> Plan:
     untold = "under MIG the driver does not report how busy a GPU is"
     add([busy], untold if mig else "")
     for spec in fault_specs.load().values():
-        if "gpu" in spec.needs or spec.name == result_page.LATE_RANK:
+        if spec.gpus or spec.name == result_page.LATE_RANK:
             run = _fault(spec, str(spec.settings.get("layout", chosen)))
             add([run], _lacks(spec, usable, fits, may_mount=may_mount))
     return Plan(tuple(runs), left_out)
@@ -175,7 +175,7 @@ def _lacks(
         return "needs the right to mount"
     if "shared-gpu" in spec.needs and usable.exclusive:
         return ONE_PROCESS
-    ranks = 2 if spec.stage == "nccl" else 1
+    ranks = 2 if spec.stage == "nccl" else spec.gpus
     if usable.ranks < ranks:
         return f"needs {ranks} GPUs"
     return fits.get(str(spec.settings.get("layout")), "")

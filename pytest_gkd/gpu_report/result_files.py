@@ -235,11 +235,17 @@ def directory() -> Path:
 
 
 def load(place: Path) -> tuple[Result, ...]:
-    """Every file in a directory, by name; none if there is no directory.
+    """Every file in a directory, by name and number; none if there is no directory.
 
     Raises ResultError for a file that ``gkd gpu-report`` would not have written.
     """
-    return tuple(_read(path) for path in sorted(place.glob("*.json")))
+    return tuple(_read(path) for path in sorted(place.glob("*.json"), key=_in_order))
+
+
+def _in_order(path: Path) -> list[str | int]:
+    """``a.json``, ``a-2.json``, ``a-10.json``: the order in which they were made."""
+    words = re.split(r"([0-9]+)", path.stem)
+    return [int(word) if word.isdigit() else word for word in words]
 
 
 def _read(path: Path) -> Result:

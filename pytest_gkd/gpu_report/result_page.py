@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_gkd import fault_specs
+from pytest_gkd.fault_specs import FaultSpec
 from pytest_gkd.gpu_report.result_files import BUSY, Result, as_expected
 
 NOTE = "<!-- Made by python tools/pages.py from gpu-results/; do not edit. -->"
@@ -49,11 +50,15 @@ class Check:
     rule: str = "the stage passed"
 
     def cell(self, results: Sequence[Result]) -> str:
-        """The machines on which it was seen, and those on which it failed."""
-        by_verdict = [(self.judge(one), one.machine) for one in results]
-        shown = [machine for verdict, machine in by_verdict if verdict]
-        shown += [f"FAILED on {m}" for verdict, m in by_verdict if verdict is False]
-        return "; ".join(dict.fromkeys(shown)) or NOT_RUN
+        """The machines on which it was seen, and those on which it failed.
+
+        Of several files of one machine the last that says anything about it counts.
+        """
+        verdicts = [(one.machine, self.judge(one)) for one in results]
+        last = dict(pair for pair in verdicts if pair[1] is not None)
+        shown = [machine for machine, seen in last.items() if seen]
+        shown += [f"FAILED on {machine}" for machine, seen in last.items() if not seen]
+        return "; ".join(shown) or NOT_RUN
 
 
 def _any(verdicts: Iterator[Verdict]) -> Verdict:
@@ -132,9 +137,11 @@ def _memory(result: Result) -> Verdict:
     return _any(given_back(run) for run in result.runs if run["gpus"])
 
 
-def _fault(name: str) -> Callable[[Result], Verdict]:
+def _fault(spec: FaultSpec) -> Callable[[Result], Verdict]:
     return lambda result: _any(
-        as_expected(run) for run in result.runs if run["fault"] == name and run["gpus"]
+        as_expected(run)
+        for run in result.runs
+        if run["fault"] == spec.name and run["gpus"] >= spec.gpus
     )
 
 
@@ -182,9 +189,9 @@ def checks() -> Iterator[Check]:
         "memory given back after every stage", _memory, "after every run of stages"
     )
     for spec in fault_specs.load().values():
-        if "gpu" in spec.needs:
+        if spec.gpus:
             rule = "found as [docs/faults.md](faults.md) says"
-            yield Check(f"fault {spec.name}", _fault(spec.name), rule)
+            yield Check(f"fault {spec.name}", _fault(spec), rule)
     yield Check(
         "a busy GPU keeps a stage from being called stuck (NVML utilisation)",
         _stages(BUSY),

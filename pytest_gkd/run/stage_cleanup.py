@@ -18,8 +18,9 @@ from pytest_gkd.processes.procfs import Identity
 HELPERS = re.compile(
     r"multiprocess(ing)?\.(resource_tracker|forkserver)|loky|_inductor/compile_worker"
 )
-# Fixtures of pytest and its plugins start nothing; ``gkd`` is one of them.
-NO_OWNERS = ("_pytest", "xdist", "anyio", "pytest_")
+# Fixtures of pytest and its plugins start nothing; ``gkd`` is one of them. In the wheel
+# those of the stages are in the plugin's package, and they do.
+NO_OWNERS = re.compile(r"_pytest|xdist|anyio|pytest_(?!gkd\.stages\b)")
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,6 @@ def may_outlive_it(fixtures: Iterable[Any]) -> bool:
     """
     return any(
         fixture.scope != "function"
-        and not str(fixture.func.__module__).startswith(NO_OWNERS)
+        and not NO_OWNERS.match(str(fixture.func.__module__))
         for fixture in fixtures
     )
