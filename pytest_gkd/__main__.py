@@ -192,7 +192,7 @@ def _parser() -> _Parser:
             2: "usage error",
         },
         examples=("gkd clean", "gkd clean --yes"),
-        see='README, "When a run is killed"',
+        see='docs/running.md, "When a run is killed"',
     )
     command.add_argument("--yes", action="store_true", help="do it")
     _add_format(command)
@@ -277,7 +277,7 @@ def _parser() -> _Parser:
         "measures the disk or network, a second one memory.",
         exits={0: "read", 2: "it cannot be read, or usage error"},
         examples=("gkd warm /models/student",),
-        see='README, "Your own job"',
+        see="docs/jobs.md",
     )
     command.add_argument("model", metavar="MODEL", help="a directory or a file")
     _add_format(command)
@@ -450,7 +450,7 @@ def _parser() -> _Parser:
         examples=(
             "gkd completion bash > ~/.local/share/bash-completion/completions/gkd",
         ),
-        see='README, "Diagnosing a real run\'s log"',
+        see="docs/diagnose.md",
     )
     command.add_argument(
         "shell", choices=("bash", "zsh", "fish"), help="the one you type in"

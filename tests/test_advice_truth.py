@@ -299,9 +299,9 @@ def test_no_text_writes_an_option_of_ours_with_a_space() -> None:
     root = Path(__file__).parent.parent
     texts = [fix.run for rule in catalogue.load().values() for fix in rule.fixes]
     texts += [path.read_text() for path in (root / ".github/workflows").iterdir()]
-    texts += re.findall(
-        r"^(?:pytest| {7,}--gkd).*", (root / "README.md").read_text(), re.M
-    )
+    pages = [root / "README.md", root / "README.zh.md", *root.glob("docs/**/*.md")]
+    for page in pages:
+        texts += re.findall(r"^(?:pytest| {7,}--gkd).*", page.read_text(), re.M)
     valued = [option.flag for option in options.OPTIONS if option.kind != "flag"]
     spaced = re.compile(
         rf"(?:{'|'.join([*valued, '--gkd-report', '--gkd-timeout'])}) (?!-)"

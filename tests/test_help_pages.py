@@ -95,8 +95,8 @@ def test_what_to_see_also_is_there(command: argparse.ArgumentParser) -> None:
         assert one in COMMANDS
     for page in re.findall(r"docs/\S+\.md", told):
         assert (ROOT / page).is_file(), page
-    for heading in re.findall(r'"(.+)"', told):
-        assert f"\n## {heading}\n" in (ROOT / "README.md").read_text("utf-8")
+    for page, heading in re.findall(r'(docs/\S+\.md), "(.+?)"', told):
+        assert f"\n## {heading}\n" in (ROOT / page).read_text("utf-8")
 
 
 def test_a_narrow_terminal_gets_hanging_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
-"""The README promises what is there: options, stages, budgets, make's targets."""
+"""README and pages promise what is there: options, stages, budgets, make's targets."""
 
 from __future__ import annotations
 
+import html
 import re
 import tempfile
 from pathlib import Path
@@ -9,12 +10,17 @@ from pathlib import Path
 import fresh_python
 import pytest
 
+from pytest_gkd.diagnosis import catalogue, diagnose
 from pytest_gkd.options import OPTIONS, WITH_FLAG
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS, OF_EVERY_JOB, STAGES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 CHINESE = (ROOT / "README.zh.md").read_text("utf-8")
+RUNNING = (ROOT / "docs/running.md").read_text("utf-8")
+TOLD = README + RUNNING + (ROOT / "docs/how-it-works.md").read_text("utf-8")
+PICTURE = (ROOT / "docs/failure.svg").read_text("utf-8")
+SCREEN = 60  # lines of the README
 
 TAKES_A_LOCK_TWICE = """import threading
 
@@ -31,17 +37,17 @@ def test_lock(gkd):
 
 
 @pytest.mark.parametrize("flag", [option.flag for option in OPTIONS])
-def test_every_option_is_in_the_readme(flag: str) -> None:
-    assert re.search(rf"{re.escape(flag)}\b", README)
+def test_every_option_is_told(flag: str) -> None:
+    assert re.search(rf"{re.escape(flag)}\b", RUNNING)
 
 
-def test_no_option_in_the_readme_is_unknown() -> None:
+def test_no_option_that_is_told_is_unknown() -> None:
     known = {option.flag for option in WITH_FLAG}
-    assert set(re.findall(r"--gkd-[a-z-]+[a-z]", README + CHINESE)) <= known
+    assert set(re.findall(r"--gkd-[a-z-]+[a-z]", TOLD + CHINESE)) <= known
 
 
 def test_the_table_of_stages_is_that_of_the_specs() -> None:
-    rows = re.findall(r"^\| (\w+) \| .* \| (\d+) s \|(.*)\|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| (\w+) \| .* \| (\d+) s \|(.*)\|$", RUNNING, re.MULTILINE)
     told = [(name, float(budget), needs.strip()) for name, budget, needs in rows]
     assert told == [
         (stage.name, float(stage.budget_s), ", ".join(stage.needs)) for stage in STAGES
@@ -49,13 +55,13 @@ def test_the_table_of_stages_is_that_of_the_specs() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_is_in_the_readme(layout: str) -> None:
-    assert f"\n| {layout} |" in README
+def test_every_layout_is_told(layout: str) -> None:
+    assert f"\n| {layout} |" in RUNNING
 
 
 def test_makes_targets_are_there() -> None:
     makefile = (ROOT / "Makefile").read_text("utf-8")
-    targets = re.findall(r"\bmake ([a-z][a-z-]*)", README)
+    targets = re.findall(r"\bmake ([a-z][a-z-]*)", TOLD)
     assert "matrix-slow" in targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
@@ -79,7 +85,7 @@ def test_every_file_that_the_readme_links_to_is_there() -> None:
     ],
     ids=["a missing file", "a hang"],
 )
-def test_the_failures_that_the_readme_shows_are_printed_so(
+def test_the_failures_that_are_shown_are_printed_so(
     tmp_path: Path, file: str, text: str, stage: str, asked: str
 ) -> None:
     (tmp_path / file).write_text(text)
@@ -88,7 +94,7 @@ def test_the_failures_that_the_readme_shows_are_printed_so(
         "-m", "pytest", "-p", "no:cacheprovider", *wanted, cwd=tmp_path
     )
     printed = done.stdout.replace(str(tmp_path), "/home/me/job")
-    told, ours = (_block(text, stage) for text in (README, printed))
+    told, ours = (_block(text, stage) for text in (RUNNING, printed))
     assert _words(ours) == _words(told)
 
 
@@ -112,13 +118,36 @@ def _chinese_block(text: str) -> str:
     return re.sub(r"在[\d.]+s后", "", "".join(found[0].split()))
 
 
-def test_the_green_runs_that_the_readme_shows_are_of_its_stages() -> None:
+def test_the_green_runs_that_are_shown_are_of_the_stages() -> None:
     budgets = {name: f"{BY_NAME[name].budget_s:g}" for name in OF_EVERY_JOB}
-    blocks = re.findall(r"((?:^\w+ +passed .*\n)+)", README, re.MULTILINE)
+    blocks = re.findall(r"((?:^\w+ +passed .*\n)+)", RUNNING, re.MULTILINE)
     assert len(blocks) == 2
     for block in blocks:
         line = r"^(\w+) +passed +[\d.]+ s of (\d+) s  +\S"
         assert dict(re.findall(line, block, re.MULTILINE)) == budgets
+
+
+def test_the_readme_is_one_screen() -> None:
+    assert README.count("\n") <= SCREEN
+
+
+def test_the_picture_loads_nothing_and_is_small() -> None:
+    assert re.findall(r"https?://[^\"\s]*", PICTURE) == ["http://www.w3.org/2000/svg"]
+    assert "<script" not in PICTURE
+    assert len(PICTURE) < 200_000
+
+
+def test_the_picture_tells_what_such_a_failure_is_told_today() -> None:
+    """Of a run of ``tools/failure_picture.py``, which is to be run again if not."""
+    shown = html.unescape("\n".join(re.findall(r"<text[^>]*>(.*?)</text>", PICTURE)))
+    words = " ".join(shown.split())
+    cause = re.search(r"gkd explain (\S+)", words)
+    assert cause
+    rule = catalogue.load()[cause[1]]
+    for line in diagnose.advice(rule, diagnose.STAGE_FRAMEWORKS, {}, stage="nccl"):
+        assert line in words
+    for stage in OF_EVERY_JOB:
+        assert re.search(rf"\b{stage} (passed|failed) [\d.]+ s of", words)
 
 
 def _block(text: str, stage: str) -> str:

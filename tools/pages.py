@@ -84,8 +84,8 @@ def pages(catalogue: Catalogue, docs: Path | None = None) -> dict[str, str]:
     if runs := _recorded(docs, standstill_page.RUNS):
         made["watch-standstills.md"] = standstill_page.page(runs)
     if docs and (runs := _recorded(docs, stage_page.RUNS)):
-        readme = (docs.parent / "README.md").read_text("utf-8")
-        made["stages.md"] = stage_page.page(runs, readme)
+        running = (docs / "running.md").read_text("utf-8")
+        made["stages.md"] = stage_page.page(runs, running)
     return made
 
 

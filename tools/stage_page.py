@@ -20,7 +20,7 @@ from typing import Any
 from pytest_gkd.stage_specs import STAGES, Stage
 
 NOTE = (
-    "<!-- Made by python tools/pages.py from the README's table, the stages and "
+    "<!-- Made by python tools/pages.py from running.md's table, the stages and "
     "stage-failures.json; do not edit. -->"
 )
 RUNS = "stage-failures.json"
@@ -50,14 +50,14 @@ FILES = {
 }
 
 
-def page(recorded: Mapping[str, Any], readme: str) -> str:
-    """The page; ``readme`` holds the table of what each stage passes on."""
+def page(recorded: Mapping[str, Any], running: str) -> str:
+    """The page; ``running`` holds the table of what each stage passes on."""
     lines = ["# The stages", "", NOTE, INTRO]
     lines += [f"Recorded on {recorded['machine']}, {recorded['date']}.", ""]
     for stage in STAGES:
         run = recorded["stages"][stage.name]
-        found = re.search(rf"^\| {stage.name} \| (.+?) \| ", readme, re.MULTILINE)
-        assert found, f"README.md's table of the stages lacks {stage.name}"
+        found = re.search(rf"^\| {stage.name} \| (.+?) \| ", running, re.MULTILINE)
+        assert found, f"running.md's table of the stages lacks {stage.name}"
         lines += [
             f"## {stage.name}: {stage.title}",
             "",

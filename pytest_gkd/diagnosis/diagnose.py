@@ -139,7 +139,10 @@ def _proofs(
     asks = rule.id != fault.cause or rule.tier == "fallback"
     for line in evidence_lines(hits):
         beyond = asks and (line.line or 0) > evidence.traceback_lines
-        known = any((one.source, one.line) == (line.source, line.line) for one in own)
+        # A stage gives the path of its processes' output, a text only the name.
+        known = any(
+            (Path(one.source).name, one.line) == (line.source, line.line) for one in own
+        )
         if not known and (
             line.source not in OWN or (line.source == "output" and beyond)
         ):
