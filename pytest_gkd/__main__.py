@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     chosen, given = _language(given)
     language.use(chosen or language.of_locale(LANGUAGES))
-    parser = _parser()
+    parser = argument_parser()
     options, command = watch_arguments.split(given)
     asked, rest = parser.parse_known_args(options, argparse.Namespace(command=command))
     if rest:
@@ -91,7 +91,7 @@ class _Parser(argparse.ArgumentParser):
         super().error(sanitize.text(message))
 
 
-def _parser() -> _Parser:
+def argument_parser() -> _Parser:
     parser = _Parser(
         prog="gkd",
         description="Name what broke a distillation or RL post-training run, from its "
@@ -815,7 +815,7 @@ def _completion(asked: argparse.Namespace) -> int:
     from pytest_gkd import completion
 
     causes = rules.load(own_rules.installed())
-    sys.stdout.write(completion.script(_parser(), asked.shell, causes))
+    sys.stdout.write(completion.script(argument_parser(), asked.shell, causes))
     return 0
 
 

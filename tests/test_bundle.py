@@ -208,7 +208,7 @@ def test_a_report_is_read_without_following_links_out_of_it(tmp_path: Path) -> N
     (report / "output/link.txt").symlink_to(tmp_path / "private.txt")
     (report / "folder").symlink_to(tmp_path / "elsewhere")
     os.mkfifo(report / "output/pipe")
-    found = [*collectors._report(report, 1 << 20)]
+    found = [*collectors.report_parts(report, 1 << 20)]
     assert not any("mine" in one.text for one in found if isinstance(one, Part))
     assert sorted(one.why for one in found if isinstance(one, Missing)) == [
         f"is a link to {tmp_path}/private.txt, which is not followed",
@@ -271,7 +271,7 @@ def test_a_log_that_grows_or_shrinks_meanwhile_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "log"
-    whole = log_extracts._read
+    whole = log_extracts.fill
 
     def meanwhile(change: int) -> None:
         path.write_text("step\n" * 100)
@@ -280,7 +280,7 @@ def test_a_log_that_grows_or_shrinks_meanwhile_is_told(
             yield from whole(*given)  # type: ignore[arg-type]
             os.truncate(path, 500 + change)
 
-        monkeypatch.setattr(log_extracts, "_read", read)
+        monkeypatch.setattr(log_extracts, "fill", read)
 
     meanwhile(70)
     assert extracted(path)[1] == ["70 bytes were added while it was read"]
@@ -298,10 +298,10 @@ def test_the_runs_before_are_told_with_what_changed_since(tmp_path: Path) -> Non
         (tmp_path / name / "report.json").write_text(
             json.dumps(report_schema.EMPTY | run)
         )
-    found = "".join(one[1] for one in collectors._tried(tmp_path / "last"))
+    found = "".join(one[1] for one in collectors.tried_parts(tmp_path / "last"))
     assert "passed" in found
     assert f"1: vllm passed\n  {json.dumps(settings)}" in found
-    assert not [*collectors._tried(tmp_path / "none")]
+    assert not [*collectors.tried_parts(tmp_path / "none")]
 
 
 # -- collectors --------------------------------------------------------------------
@@ -378,7 +378,7 @@ def test_more_collectors_than_run_at_once_all_get_their_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "work"), [("nvidia-smi", "_gpus"), ("ray", "_ray")]
+    ("program", "work"), [("nvidia-smi", "gpu_parts"), ("ray", "ray_parts")]
 )
 def test_a_tool_that_never_answers_is_ended_and_named(
     program: str, work: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -439,7 +439,7 @@ def test_the_stacks_of_a_live_process_are_taken_when_asked_for(tmp_path: Path) -
     with subprocess.Popen([sys.executable, "-c", code]) as job:
         try:
             time.sleep(1)
-            found = [*collectors._stacks(job.pid)]
+            found = [*collectors.stack_parts(job.pid)]
         finally:
             job.kill()
     assert found[0][0] == f"stacks/{job.pid}.txt"

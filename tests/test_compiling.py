@@ -88,7 +88,7 @@ def test_seconds_of_compiling_are_those_between_looks(
     monkeypatch.setattr(compiling, "monotonic", times.__next__)
     looks = iter([["nvcc"], ["cicc", "nvcc"], [], ["ninja"]])
     monkeypatch.setattr(compiling, "compilers", looks.__next__)
-    watch = compiling._Watch(gkd, "x")  # type: ignore[arg-type]
+    watch = compiling.CompilerWatch(gkd, "x")  # type: ignore[arg-type]
     for _ in range(4):
         watch.look()
     assert watch.seconds == 1.0 + 1.5 + 1.0

@@ -13,7 +13,7 @@ import fresh_python
 import pytest
 
 from pytest_gkd import completion
-from pytest_gkd.__main__ import _parser
+from pytest_gkd.__main__ import argument_parser
 from pytest_gkd.diagnosis import catalogue
 
 LIMIT_S = 60
@@ -83,7 +83,7 @@ def test_bash_offers_every_command_and_every_cause(bash: Path) -> None:
         return set(subprocess.check_output(command, text=True).split())
 
     assert offered("explain", "") == set(catalogue.load())
-    usage = _parser().format_help()
+    usage = argument_parser().format_help()
     assert all(f"    {name}" in usage for name in offered(""))
     assert {"diagnose", "watch", "completion"} <= offered("")
 
@@ -106,7 +106,7 @@ def test_the_tab_key_completes_at_a_prompt(
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_take_their_script(shell: str, tmp_path: Path) -> None:
-    made = completion.script(_parser(), shell, ["comm.peer-died"])
+    made = completion.script(argument_parser(), shell, ["comm.peer-died"])
     assert "comm.peer-died" in made
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")

@@ -44,7 +44,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_name_of_the_table_was_found_in_some_release_of_its_library() -> None:
-    for row in debug_variables._TABLE["variable"]:
+    for row in debug_variables.TABLE["variable"]:
         if row["library"] == "python":
             continue
         for name in row["names"]:

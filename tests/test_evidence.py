@@ -65,7 +65,7 @@ time.sleep(60)
 def test_ranks_that_are_armed_are_asked_for_their_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "_uses_nccl", lambda _: True)
+    monkeypatch.setattr(evidence, "uses_nccl", lambda _: True)
     monkeypatch.setattr(evidence, "PIPE_S", 60.0)
     stem, prefix = str(tmp_path / "fr-"), str(tmp_path / "dump-")
     program = tmp_path / "rank.py"
@@ -93,7 +93,7 @@ def test_ranks_that_are_armed_are_asked_for_their_records(
 
 
 def test_who_is_not_armed_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "_uses_nccl", lambda _: True)
+    monkeypatch.setattr(evidence, "uses_nccl", lambda _: True)
     found = _only(monkeypatch, "flight recorder", _of(os.getpid(), "rank", 0))
     assert found is not None
     assert "export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=" in found.said[0]
@@ -102,9 +102,9 @@ def test_who_is_not_armed_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pipe_without_a_reader_and_a_file_are_left_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("mine")
-    assert not evidence._write_to(tmp_path / "pipe")
-    assert not evidence._write_to(tmp_path / "file")
-    assert not evidence._write_to(tmp_path / "nothing")
+    assert not evidence.write_to(tmp_path / "pipe")
+    assert not evidence.write_to(tmp_path / "file")
+    assert not evidence.write_to(tmp_path / "nothing")
     assert (tmp_path / "file").read_text() == "mine"
 
 
@@ -226,7 +226,7 @@ def _server(code: int) -> Iterator[str]:
 
 def test_a_server_that_answers_is_told_with_its_codes() -> None:
     with _server(503) as address:
-        told = evidence._probe(address)
+        told = evidence.probe(address)
     assert told.startswith("accepts a connection after ")
     assert "/health answers 503 after" in told
     assert "/v1/models answers 404 after" in told
@@ -235,9 +235,9 @@ def test_a_server_that_answers_is_told_with_its_codes() -> None:
 def test_a_server_that_accepts_and_is_silent_is_told_apart_from_none() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        told = evidence._probe(f"127.0.0.1:{port}")
+        told = evidence.probe(f"127.0.0.1:{port}")
     assert "/health does not answer within 3 s" in told
-    gone = evidence._probe(f"127.0.0.1:{port}")
+    gone = evidence.probe(f"127.0.0.1:{port}")
     assert gone == "does not accept a connection (Connection refused)"
 
 
@@ -252,7 +252,7 @@ def test_what_speaks_no_http_harms_nobody() -> None:
                     peer.close()
 
         threading.Thread(target=talk, daemon=True).start()
-        told = evidence._probe(f"127.0.0.1:{listener.getsockname()[1]}")
+        told = evidence.probe(f"127.0.0.1:{listener.getsockname()[1]}")
     assert "/health" in told
 
 
@@ -278,7 +278,7 @@ def test_the_kernels_lines_since_the_job_began(
     assert found is not None
     assert found.said == (f"kernel: {xid}",)
     early = replace(late, start=6 * os.sysconf("SC_CLK_TCK"))
-    assert evidence._kernel(evidence._Job([early])) is None
+    assert evidence.kernel_lines(evidence.Job([early])) is None
 
 
 def test_a_source_that_hangs_or_fails_keeps_nobody(
@@ -304,7 +304,7 @@ def test_a_source_that_hangs_or_fails_keeps_nobody(
 
 def test_a_report_that_cannot_be_kept_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    one = evidence._kept(Finding("x", (), "text"), tmp_path / "file")
+    one = evidence.keep(Finding("x", (), "text"), tmp_path / "file")
     assert one.problem.endswith("File exists")
 
 

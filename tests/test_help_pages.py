@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd.__main__ import _parser
+from pytest_gkd.__main__ import argument_parser
 from pytest_gkd.watch import arguments
 
 ROOT = Path(__file__).parent.parent
@@ -25,7 +25,7 @@ def pages(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
                 yield from pages(command)
 
 
-COMMANDS = {command.prog: command for command in pages(_parser())}
+COMMANDS = {command.prog: command for command in pages(argument_parser())}
 EVERY = pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 
 
@@ -67,7 +67,7 @@ def test_its_examples_are_commands_that_gkd_takes(
     for line in own:
         words = shlex.split(line.partition("gkd ")[2].partition(" > ")[0])
         options, job = arguments.split(words)
-        asked, rest = _parser().parse_known_args(options)
+        asked, rest = argument_parser().parse_known_args(options)
         assert not rest or hasattr(asked, "overrides"), line
         if words[0] == "watch":
             arguments.checked(asked, job)

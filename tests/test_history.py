@@ -132,14 +132,14 @@ def test_a_file_that_another_run_has_just_replaced_is_opened_again(
 ) -> None:
     path = tmp_path / "history.jsonl"
     history.append(path, history.entry(made(1)))
-    lock = history._lock
+    lock = history.lock
 
     def replaced_meanwhile(file: int) -> bool:
-        monkeypatch.setattr(history, "_lock", lock)
+        monkeypatch.setattr(history, "lock", lock)
         write_whole(path, path.read_text() + path.read_text())
         return lock(file)
 
-    monkeypatch.setattr(history, "_lock", replaced_meanwhile)
+    monkeypatch.setattr(history, "lock", replaced_meanwhile)
     history.append(path, history.entry(made(2)))
     assert len(lines(path)) == 3
 

@@ -110,8 +110,8 @@ def test_a_sum_just_below_nothing_is_granted_as_nothing(tmp_path: Path) -> None:
     link: Any = SimpleNamespace(emit=sent.append)
     request: Any = None
     worker = StageWorker(request, context, link, tmp_path / "made", isolated=False)
-    worker._imported_s = 0.1 + 0.2
-    worker._importing(0.3)  # between two stages
+    worker.imported_s = 0.1 + 0.2
+    worker.importing(0.3)  # between two stages
     assert [event.s for event in sent if isinstance(event, Extra)] == [0.0]
 
 

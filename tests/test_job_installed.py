@@ -405,7 +405,7 @@ def test_a_check_of_prime_rls_counts_where_it_is_there(
         ("    def propagate_shared_fields(self): ...\n", 1),
     ):
         own.write_text(PRIME["prime_rl/configs/rl.py"] + more)
-        releases._installed.cache_clear()
+        releases.installed_copy.cache_clear()
         assert len(faults(check.check(job))) == told
 
 
@@ -457,7 +457,7 @@ def test_keys_that_a_validator_of_prime_rls_moves_down_are_taken(
     # Of another validator nothing is known.
     own = place / "prime_rl/configs/orchestrator.py"
     own.write_text(FOLDING.replace("BEFORE", "@model_validator(mode='after')"))
-    releases._installed.cache_clear()
+    releases.installed_copy.cache_clear()
     job.write_text(start)
     assert "has no key model.name" in faults(judged())[0]
 

@@ -136,7 +136,7 @@ def test_a_dtensor_policy_that_is_asked_holds_what_is_planned(group: Any) -> Non
         inputs = SimpleNamespace(input_ids=batch["input_ids"], seq_len=TOKENS)
         found = most(partial(_second, post, batch, inputs), trains=False, stays=True)
         own = {"chunk": chunk, "tensor": 1, "context": 1, "worker": 2}
-        assert plan._asked(own, TOKENS, 1) == pytest.approx(found, rel=0.03)
+        assert plan.logprob_bytes(own, TOKENS, 1) == pytest.approx(found, rel=0.03)
     post = train.TopkLogitsPostProcessor({}, None, None, None, 1, memory_nemo_rl.TOP)
     found = most(partial(_second, post, batch, None), trains=False, stays=True)
     assert pytest.approx(found, rel=0.03) == plan.TOPK

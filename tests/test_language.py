@@ -138,7 +138,7 @@ def test_the_framework_of_advice_stays_with_its_condition(chinese: None) -> None
     found: dict[bool, str] = {}
     for rule in RULES.values():
         for fix in rule.fixes:
-            line = diagnose._of_framework(fix).line({})
+            line = diagnose.of_framework(fix).line({})
             shown = translated.advice(rule.id, line)
             when = f"{fix.framework}; {language.tr(fix.when)}".removesuffix("; ")
             assert f"（{when}）" in shown, line

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import fresh_python
@@ -74,3 +77,37 @@ def test_modules_import_only_what_lies_below_them() -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "0 broken" in done.stdout
+
+
+PRIVATE = re.compile(r"_[A-Za-z]\w*")
+
+
+def private_names(tree: ast.AST) -> Iterator[str]:
+    """Private names of the plugin's modules that a test imports, reads or replaces."""
+    ours = {
+        alias.asname or alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        and str(node.module).startswith("pytest_gkd")
+        for alias in node.names
+    }
+    yield from (name for name in ours if PRIVATE.fullmatch(name))
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(ast.Name(owner), name) if owner in ours:
+                pass
+            case ast.Call(args=[ast.Name(owner), ast.Constant(str(name)), *_]) if (
+                owner in ours
+            ):
+                pass
+            case _:
+                continue
+        if PRIVATE.fullmatch(name):
+            yield f"{owner}.{name}"
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "tests").glob("*.py")), ids=lambda path: path.name
+)
+def test_no_test_reaches_into_a_private_name(path: Path) -> None:
+    assert [*private_names(ast.parse(path.read_bytes()))] == []

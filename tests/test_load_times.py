@@ -34,7 +34,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
     """The speed of a disk that is not here."""
     speed: dict[str, float | None] = {"is": 2.0 * GB}
     weights = MODEL / "model.safetensors"
-    monkeypatch.setattr(load_times, "_largest", lambda model: weights)
+    monkeypatch.setattr(load_times, "largest_file", lambda model: weights)
     monkeypatch.setattr(load_times, "disk_speed", lambda file: speed["is"])
     monkeypatch.setattr(load_times, "file_system", lambda path: "")
     return speed
@@ -177,7 +177,7 @@ def test_waiting_is_what_neither_computes_nor_lacks_a_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = iter([(100.0, 50.0, 5.0), (100.0 + wall, 50.0 + computed, 5.0 + queued)])
-    monkeypatch.setattr(load_times, "_clocks", now.__next__)
+    monkeypatch.setattr(load_times, "clocks", now.__next__)
     assert load_times.Stopwatch().lap() == (wall, waited)
 
 
@@ -218,7 +218,7 @@ def test_asking_the_disk_ends_in_time(
         time.sleep(load_times.SAMPLE_S)
         return load_times.CHUNK
 
-    monkeypatch.setattr(load_times, "_read", slowly)
+    monkeypatch.setattr(load_times, "read_block", slowly)
     monkeypatch.setattr(load_times, "SAMPLE_S", 0.1)
     assert load_times.disk_speed(file)
     assert len(read) == load_times.READERS
@@ -304,7 +304,7 @@ def test_each_part_of_loading_has_its_seconds(
     # The time, what was computed, what waited for a processor: at the start, when the
     # tensor is there, when it is copied.
     clocks = iter([(0.0, 0.0, 0.0), (10.0, 3.0, 0.0), (40.0, 13.0, 0.0)])
-    monkeypatch.setattr(load_times, "_clocks", clocks.__next__)
+    monkeypatch.setattr(load_times, "clocks", clocks.__next__)
     list(measured.each())
     found = load_times.last()
     assert (found.read_s, found.unpack_s) == (read_s, 3.0)

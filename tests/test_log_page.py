@@ -61,7 +61,7 @@ def test_a_spike_stays_however_many_points_there_are() -> None:
     values[31_234] = 9.0
     values[40_000:41_000] = [float("nan")] * 1000
     one = Series("loss", list(range(50_000)), values, [(0, 0)] * 50_000)
-    before, after = log_page._curves(one, 1.0, 9.0)
+    before, after = log_page.curves(one, 1.0, 9.0)
     points = [tuple(map(float, p.split(","))) for p in before.split()]
     assert len(points) <= log_page.POINTS + 1
     (spike,) = (x for x, y in points if y < 50)

@@ -243,4 +243,4 @@ def test_a_cause_tells_the_phase_where_no_function_does(
 
 def test_the_causes_of_phases_are_those_of_the_catalogue() -> None:
     known = {*CATALOGUE, *(cause.partition(".")[0] for cause in CATALOGUE)}
-    assert {*log_phases._CAUSED_IN} <= known
+    assert {*log_phases.CAUSED_IN} <= known

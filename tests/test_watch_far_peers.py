@@ -62,7 +62,7 @@ def test_who_gets_no_answer_to_a_connection_is_told(
 def test_a_refusal_is_an_answer(server: socket.socket) -> None:
     address = "{}:{}".format(*server.getsockname())
     server.close()
-    assert far_peers._lost(address) == ""
+    assert far_peers.why_lost(address) == ""
 
 
 def test_one_that_answers_is_enough(

@@ -207,12 +207,12 @@ def test_looks_that_became_rare_at_work_come_soon_where_it_ends(
     monkeypatch.setattr(sampler, "take", take)
     monkeypatch.setattr(sampler, "look", look)
     told: list[str] = []
-    monkeypatch.setattr(watch, "_begin_report", lambda verdict, _: told.append(verdict))
+    monkeypatch.setattr(watch, "begin_report", lambda verdict, _: told.append(verdict))
     while not told and Clock.now < at + 900:
         Clock.now += 1.0
         watch.tick(b"")
-        if watch._look is not None:
-            watch._look.result()
+        if watch.look is not None:
+            watch.look.result()
     before = [one for one in looks if one < 300]
     assert len(before) < 8, looks
     assert Clock.now - at < 330, looks

@@ -59,11 +59,13 @@ def of(asked: Asked) -> list[Collector]:
     """All collectors for a request, and how long and how much each may take."""
     half, eighth = asked.limit_bytes // 2, asked.limit_bytes // 8
     share = half // max(1, min(len(asked.logs), MOST_LOGS))
-    report = partial(_report, asked.report, 2 * eighth)
+    report = partial(report_parts, asked.report, 2 * eighth)
     found = [
         Collector("report", 20, 2 * eighth, report, is_named=asked.wants_report),
         Collector("configuration", 10, eighth // 4, partial(_configuration, asked)),
-        Collector("what was tried", 10, eighth // 4, partial(_tried, asked.report)),
+        Collector(
+            "what was tried", 10, eighth // 4, partial(tried_parts, asked.report)
+        ),
     ]
     if asked.logs:
         work = partial(_diagnosis, asked)
@@ -72,15 +74,15 @@ def of(asked: Asked) -> list[Collector]:
         work = partial(_log, path, f"logs/{number:02}-{_named(path)}", share)
         found.append(Collector(str(path), 75, share, work, is_named=True))
     for pid in asked.pids:
-        work = partial(_stacks, pid)
+        work = partial(stack_parts, pid)
         found.append(Collector(f"stacks of {pid}", 30, eighth, work, is_named=True))
     some = eighth // 4
     return [
         *found,
         Collector("system", 20, some, _system),
         Collector("environment", 10, some, _environment),
-        Collector("GPUs", 30, some, _gpus),
-        Collector("Ray", 40, 2 * some, _ray),
+        Collector("GPUs", 30, some, gpu_parts),
+        Collector("Ray", 40, 2 * some, ray_parts),
         Collector("Ray's logs", 20, 2 * some, partial(_ray_logs, 2 * some)),
         Collector("flight records", 20, 2 * some, _flight_records),
         Collector("kernel", 10, some, _kernel),
@@ -97,7 +99,7 @@ def _named(path: Path) -> str:
 # -- what was said -----------------------------------------------------------------
 
 
-def _report(directory: Path, limit_bytes: int) -> Iterator[Part | Missing]:
+def report_parts(directory: Path, limit_bytes: int) -> Iterator[Part | Missing]:
     """Every text below a report's directory; no link is followed."""
     if not directory.is_dir():
         there = "is no directory" if directory.exists() else "does not exist"
@@ -148,7 +150,7 @@ def _configuration(asked: Asked) -> Iterator[Part | Missing]:
         )
 
 
-def _tried(directory: Path) -> Iterator[Part | Missing]:
+def tried_parts(directory: Path) -> Iterator[Part | Missing]:
     """What changed since the runs before, and how each of them ended, with what."""
     if not (directory / REPORT).is_file():
         return
@@ -190,7 +192,7 @@ def _diagnosis(asked: Asked) -> Iterator[Part | Missing]:
     yield Part("diagnosis.json", json_text(report.to_json()))
 
 
-def _stacks(pid: int) -> Iterator[Part | Missing]:
+def stack_parts(pid: int) -> Iterator[Part | Missing]:
     """The stacks of a live process and those below it."""
     if not procfs.stat(pid):
         yield Missing(f"stacks of {pid}", "there is no such process")
@@ -245,7 +247,7 @@ def _environment() -> Iterator[Part | Missing]:
     yield Part("environment.txt", f"\nAlso set, values left out:\n{' '.join(others)}\n")
 
 
-def _gpus() -> Iterator[Part | Missing]:
+def gpu_parts() -> Iterator[Part | Missing]:
     for line in gpus.describe() or ["no NVIDIA driver answers"]:
         yield Part("gpu.txt", line + "\n")
     if shutil.which("nvidia-smi") is None:
@@ -255,7 +257,7 @@ def _gpus() -> Iterator[Part | Missing]:
         yield from _said("gpu.txt", ["nvidia-smi", *arguments])
 
 
-def _ray() -> Iterator[Part | Missing]:
+def ray_parts() -> Iterator[Part | Missing]:
     """What Ray says of its nodes, tasks, actors and placement groups."""
     address = os.environ.get("RAY_ADDRESS", "")
     environ = dict(os.environ)

@@ -120,7 +120,7 @@ def extract(
                 int(limit_bytes * END),
                 int(limit_bytes * (1 - START - END)),
             )
-            yield from _read(stream, str(path), found, until)
+            yield from fill(stream, str(path), found, until)
             grown = os.fstat(stream.fileno()).st_size - size
     except log_file.LogError as error:
         yield Missing(str(path), str(error).removeprefix(f"{path}: "))
@@ -141,7 +141,7 @@ def extract(
         yield Part(f"{folder}/errors.txt", regions)
 
 
-def _read(
+def fill(
     stream: IO[bytes], name: str, found: _Extract, until: float
 ) -> Iterator[Missing]:
     """Fill ``found``; yields why not all was read."""

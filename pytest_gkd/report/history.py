@@ -106,7 +106,7 @@ def _held(path: Path) -> Iterator[int]:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise _not_ours(path)
             # Another run may have put a shorter one in its place meanwhile.
-            if _lock(file) and _is_at(file, path):
+            if lock(file) and _is_at(file, path):
                 yield file
                 return
         finally:
@@ -117,7 +117,7 @@ def _held(path: Path) -> Iterator[int]:
         time.sleep(LOCK_EVERY_S)
 
 
-def _lock(file: int) -> bool:
+def lock(file: int) -> bool:
     """Whether it is ours now; a file system without locks lets everybody in."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

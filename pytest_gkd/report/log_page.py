@@ -57,7 +57,7 @@ def _metric(
         told += f", not a number from {one.unit} {broken[0]} on ({len(broken)} times)"
     return {
         "name": cut(one.name, 120),
-        "curves": list(_curves(one, low, high)),
+        "curves": list(curves(one, low, high)),
         "marks": [
             {"x": _x(one, finding.step), "sure": sure} for finding, sure in wrong
         ],
@@ -81,7 +81,7 @@ def _x(one: Series, step: int) -> float:
     return round(WIDTH * min(1.0, max(0.0, part)), 1)
 
 
-def _curves(one: Series, low: float, high: float) -> Iterator[str]:
+def curves(one: Series, low: float, high: float) -> Iterator[str]:
     """The points of each stretch without a gap; what is not finite is one."""
     half = high / 2 - low / 2  # the full range may overflow a float
     room = HEIGHT - 2 * MARGIN

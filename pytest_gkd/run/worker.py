@@ -105,13 +105,13 @@ class StageWorker:
         self._streams: dict[str, IO[str]] = {}  # Python's own, as far as they are open
         self._streams_closed = ""  # which stage closed them, for later ones in-process
         context.emit = self._send
-        self._imports = ImportClock(self._importing)
+        self._imports = ImportClock(self.importing)
         self._below = ImportsBelow(
             context.run_dir / f"imports-{os.getpid()}",
             self._imports,
-            lambda: self._importing(self._imports.seconds()),
+            lambda: self.importing(self._imports.seconds()),
         )
-        self._imported_s = 0.0
+        self.imported_s = 0.0
         self._runs = False
 
     def _send(self, event: events.Event) -> None:
@@ -154,10 +154,10 @@ class StageWorker:
         if self._arms and not stacks.is_armed(self._armed):
             stacks.arm(self._armed)
 
-    def _importing(self, seconds: float) -> None:
+    def importing(self, seconds: float) -> None:
         """Report import progress; imports add to the budget, within limits."""
         # A rounding error below nothing is nothing.
-        seconds = max(0.0, seconds + self._below.seconds - self._imported_s)
+        seconds = max(0.0, seconds + self._below.seconds - self.imported_s)
         if self._runs:
             self.context.allow("imports", seconds)
         else:
@@ -166,7 +166,7 @@ class StageWorker:
     def _turn(self, *, runs: bool) -> None:
         """Note that a stage starts or stops running."""
         self._runs = runs
-        self._imported_s = self._imports.seconds() + self._below.seconds
+        self.imported_s = self._imports.seconds() + self._below.seconds
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionstart(self) -> None:

@@ -89,7 +89,7 @@ class Evidence:
         return tuple(f"{o.name}: {o.problem}" for o in self.findings if o.problem)
 
 
-class _Job:
+class Job:
     """The processes that are asked about, and what each source finds for ``waits``."""
 
     def __init__(
@@ -110,7 +110,7 @@ class _Job:
         ]
 
 
-Source = Callable[[_Job], Finding | None]
+Source = Callable[[Job], Finding | None]
 
 
 def collect(
@@ -126,7 +126,7 @@ def collect(
     Their answers go to files below ``directory``, where there is one. Raises nothing:
     what fails is a finding with a ``problem``.
     """
-    job = _Job(processes, nodes)
+    job = Job(processes, nodes)
     found: dict[str, Finding | None] = {}
 
     def ask(name: str, source: Source) -> None:
@@ -154,7 +154,7 @@ def collect(
         ray_wants=job.wants,
     )
     if directory is not None:
-        findings = [_kept(one, directory) for one in findings]
+        findings = [keep(one, directory) for one in findings]
     return Evidence(findings, known)
 
 
@@ -163,7 +163,7 @@ def _clean(one: Finding) -> Finding:
     return Finding(one.name, said, sanitize.text(one.text), sanitize.line(one.problem))
 
 
-def _kept(one: Finding, directory: Path) -> Finding:
+def keep(one: Finding, directory: Path) -> Finding:
     if not one.text:
         return one
     path = directory / f"{one.name.replace(' ', '-')}.txt"
@@ -178,9 +178,9 @@ def _kept(one: Finding, directory: Path) -> Finding:
 # -- collectives -------------------------------------------------------------------
 
 
-def _flight_recorder(job: _Job) -> Finding | None:
+def _flight_recorder(job: Job) -> Finding | None:
     """Ask each rank for its record by its pipe, and read those that are there."""
-    ranks = [one for one in job.ranks() if _uses_nccl(one.pid)]
+    ranks = [one for one in job.ranks() if uses_nccl(one.pid)]
     if not ranks:
         return None
     name = "flight recorder"
@@ -190,7 +190,7 @@ def _flight_recorder(job: _Job) -> Finding | None:
     for one in ranks:
         environ, rank = procfs.environ(one.pid), one.role.rank or 0
         dumps[rank] = _dump_files(one.pid, environ, rank)
-        if (stem := environ.get(PIPE)) and _write_to(
+        if (stem := environ.get(PIPE)) and write_to(
             _path_of(one.pid, f"{stem}{rank}.pipe")
         ):
             asked.append(rank)
@@ -225,7 +225,7 @@ def _flight_recorder(job: _Job) -> Finding | None:
     return Finding(name, (f"flight recorder: {told}",), "\n".join(texts))
 
 
-def _uses_nccl(pid: int) -> bool:
+def uses_nccl(pid: int) -> bool:
     try:
         maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
     except OSError:
@@ -242,7 +242,7 @@ def _path_of(pid: int, name: str) -> Path:
     return path if path.is_absolute() and path.exists() else seen
 
 
-def _write_to(pipe: Path) -> bool:
+def write_to(pipe: Path) -> bool:
     """A byte to a pipe that somebody reads, which asks torch for its record."""
     try:
         if not stat.S_ISFIFO(pipe.stat().st_mode):
@@ -277,7 +277,7 @@ def _newest(paths: Sequence[Path]) -> tuple[Path, float, flight_records.Record] 
     return None
 
 
-def _debug_server(job: _Job) -> Finding | None:
+def _debug_server(job: Job) -> Finding | None:
     """torch.distributed.debug's server, where the job has started one."""
     port = next((p for p in job.ports if p == DEBUG_PORT), None)
     if port is None:
@@ -298,7 +298,7 @@ def _debug_server(job: _Job) -> Finding | None:
     return Finding(name, (said,), "\n\n".join(plain))
 
 
-def _ncclras(job: _Job) -> Finding | None:
+def _ncclras(job: Job) -> Finding | None:
     """NCCL's own view of its communicators, from 2.24 on."""
     found = [p for p in job.ports if p == RAS_PORT]
     for one in job.ranks():
@@ -325,7 +325,7 @@ def _ncclras(job: _Job) -> Finding | None:
 # -- Ray ---------------------------------------------------------------------------
 
 
-def _ray(job: _Job) -> Finding | None:
+def _ray(job: Job) -> Finding | None:
     """``ray status`` and the state API, by the job's own ``ray``."""
     cluster = ray_places.of_job(job.processes)
     if cluster is None:
@@ -346,7 +346,7 @@ def _ray(job: _Job) -> Finding | None:
 # -- servers -----------------------------------------------------------------------
 
 
-def _endpoints(job: _Job) -> Finding | None:
+def _endpoints(job: Job) -> Finding | None:
     """Whether the servers that the job waits for answer: connect, health, models."""
     addresses = [
         peer.address
@@ -360,13 +360,13 @@ def _endpoints(job: _Job) -> Finding | None:
             addresses.append(f"127.0.0.1:{port}")
     said, texts = [], []
     for address in list(dict.fromkeys(addresses))[:4]:
-        answers = _probe(address)
+        answers = probe(address)
         said.append(f"server {address}: {answers}")
         texts.append(f"{address}\n{answers}")
     return Finding("endpoints", tuple(said), "\n\n".join(texts)) if said else None
 
 
-def _probe(address: str) -> str:
+def probe(address: str) -> str:
     host, _, port = address.rpartition(":")
     began = monotonic()
     try:
@@ -403,7 +403,7 @@ def _get(url: str) -> str:
 # -- the machine -------------------------------------------------------------------
 
 
-def _kernel(job: _Job) -> Finding | None:
+def kernel_lines(job: Job) -> Finding | None:
     """What the kernel has said since the job began, where that may be read."""
     ticks = os.sysconf("SC_CLK_TCK")
     starts = [one.start for one in job.processes if not one.node]
@@ -415,7 +415,7 @@ def _kernel(job: _Job) -> Finding | None:
     return Finding("kernel", said, "\n".join(lines))
 
 
-def _machine(job: _Job) -> Finding | None:
+def _machine(job: Job) -> Finding | None:
     """Memory, disks and processes that the kernel holds."""
     said = []
     memory = psutil.virtual_memory()
@@ -463,6 +463,6 @@ SOURCES: dict[str, Source] = {
     "ncclras": _ncclras,
     "ray": _ray,
     "endpoints": _endpoints,
-    "kernel": _kernel,
+    "kernel": kernel_lines,
     "machine": _machine,
 }

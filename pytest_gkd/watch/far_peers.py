@@ -39,7 +39,7 @@ def unanswered(processes: Sequence[ProcessSample]) -> tuple[str, ...]:
     }
     addresses = sorted({each for some in far.values() for each in some})[:MOST]
     with futures.ThreadPoolExecutor(MOST) as pool:
-        why = dict(zip(addresses, pool.map(_lost, addresses), strict=True))
+        why = dict(zip(addresses, pool.map(why_lost, addresses), strict=True))
     return tuple(
         f"{who} waits for {', '.join(some)}, which cannot be reached any more: "
         f"{why[some[0]]}"
@@ -60,7 +60,7 @@ def _is_here(pid: int) -> bool:
     return bool(own) and procfs.link(pid, "ns/net") == own
 
 
-def _lost(address: str) -> str:
+def why_lost(address: str) -> str:
     """Why nothing answers there; empty if something does."""
     host, _, port = address.rpartition(":")
     try:

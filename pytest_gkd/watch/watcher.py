@@ -100,7 +100,7 @@ class Watch:
         self._cores: dict[int, float] = {}
         self._sampled_at = self._lined_at = self._drawn_at = self.began
         self._first: JobSample | None = None
-        self._look: Future[JobSample] | None = None
+        self.look: Future[JobSample] | None = None
         self._report: Future[stuck_report.Report] | None = None
         self._look_at = self._busy_at = 0.0
         self.ends: deque[tuple[float, ProcessSample]] = deque(maxlen=MOST_ENDS)
@@ -195,7 +195,7 @@ class Watch:
             )
 
     def _forget_looks(self) -> None:
-        self._first, self._looks, self._look = None, 0, None
+        self._first, self._looks, self.look = None, 0, None
         self._look_at = monotonic() + self.stuck_after_s
 
     # -- what is judged ------------------------------------------------------------
@@ -211,8 +211,8 @@ class Watch:
         overdue = progress.step_s is not None and since_step > max(
             self.look_after_s, LOOK_STEPS * progress.step_s
         )
-        if self._look is not None and self._look.done():
-            look, self._look = self._look, None
+        if self.look is not None and self.look.done():
+            look, self.look = self.look, None
             if (seen := self._result("a look", look)) is not None:
                 self._looked(seen)
                 self._report_late(seen)
@@ -223,13 +223,13 @@ class Watch:
         first = self._first
         if first is not None and not overdue and self._spoke(first, sample):
             self._goes_on(sample)
-        elif self._look is None and (
+        elif self.look is None and (
             self._late is not None
             or self._is_overtime(now)
             or (seems_still and (now >= self._look_at or self._fell_idle(now)))
         ):
             out = self.directory / f"look-{self._looks % 2}"
-            self._look = background.begin("gkd-look", lambda: self.sampler.look(out))
+            self.look = background.begin("gkd-look", lambda: self.sampler.look(out))
         elif not seems_still and self.verdict.word in (AT_WORK, SLOW):
             told = verdicts.pace(progress, now, self.usual)
             self._is(told or Verdict(AT_WORK, phase=progress.phase))
@@ -245,7 +245,7 @@ class Watch:
         verdict = Verdict(
             SLOW, late.timeout_s or 0.0, (why,), phase=late.phase, odd=(late.pid,)
         )
-        self._begin_report(verdict, sample)
+        self.begin_report(verdict, sample)
 
     def _is_overtime(self, now: float) -> bool:
         """Whether the first step should be done by now (--within)."""
@@ -263,7 +263,7 @@ class Watch:
         last = self.verdict
         since_s = now - self.began
         verdict = Verdict(SLOW, since_s, (why, *last.why), phase=self.progress.phase)
-        self._begin_report(verdict, sample)
+        self.begin_report(verdict, sample)
 
     def _result(self, what: str, future: Future[T]) -> T | None:
         """What was worked out beside; what went wrong there does not end the watch."""
@@ -328,7 +328,7 @@ class Watch:
             return
         reports = verdict.word == STUCK or (verdict.word == SLOW and verdict.odd)
         if reports and sample is not None:
-            self._begin_report(verdict, sample)
+            self.begin_report(verdict, sample)
         elif self._may_tell(verdict.word):
             self.tell(verdict, self.in_words(verdict))
 
@@ -392,7 +392,7 @@ class Watch:
         futures.wait(self._notified, NOTIFY_LIMIT_S)
         self.screen.close()
 
-    def _begin_report(self, verdict: Verdict, sample: JobSample) -> None:
+    def begin_report(self, verdict: Verdict, sample: JobSample) -> None:
         at = datetime.now().strftime("%H%M%S")
         place = self.directory / f"{verdict.word.replace(' ', '-')}-{at}"
         text = self.follower.head + self.follower.tail

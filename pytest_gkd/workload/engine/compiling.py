@@ -83,7 +83,7 @@ def caches(environ: Mapping[str, str]) -> tuple[Cache, ...]:
     )
 
 
-class _Watch:
+class CompilerWatch:
     """The compilers that run below this process, and how long any did."""
 
     def __init__(self, gkd: StageContext, doing: str) -> None:
@@ -121,7 +121,7 @@ def told(gkd: StageContext, doing: str, *, on_gpu: bool) -> Iterator[None]:
         return
     places = caches(os.environ)
     before = [place.names() for place in places]
-    watch = _Watch(gkd, doing)
+    watch = CompilerWatch(gkd, doing)
     with background.every(EVERY_S, "gkd-compiling", watch.look):
         yield
     gkd.fact("compile_s", round(watch.seconds, 1))

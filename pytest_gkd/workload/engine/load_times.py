@@ -88,7 +88,7 @@ class Stopwatch:
     """Tells waiting for a disk from computing, in a thread that reads by itself."""
 
     def __init__(self) -> None:
-        self._last = _clocks()
+        self._last = clocks()
 
     def lap(self) -> tuple[float, float]:
         """Seconds since the last lap, and how many of them were spent waiting.
@@ -97,12 +97,12 @@ class Stopwatch:
         processor either: with threads that compute at the same time, the least that
         it can have been.
         """
-        before, self._last = self._last, _clocks()
+        before, self._last = self._last, clocks()
         wall, *busy = (now - then for now, then in zip(self._last, before, strict=True))
         return wall, min(max(0.0, wall - sum(busy)), wall)
 
 
-def _clocks() -> tuple[float, float, float]:
+def clocks() -> tuple[float, float, float]:
     """Seconds: the time, what all threads computed, what this one lacked a processor.
 
     The last is 0 where the kernel does not tell (Documentation/scheduler/sched-stats).
@@ -228,7 +228,7 @@ def advice(found: LoadTimes, model: Path, *, prefetches: bool) -> str:
         f"of {found.bytes / GB:.1f} GB {found.unpack_s:.1f}, copying into its "
         f"parameters {found.move_s:.1f}, packing and quantising {found.finish_s:.1f}."
     )
-    largest = _largest(model)
+    largest = largest_file(model)
     mapped = largest is not None and largest.suffix == ".safetensors"
     if found.unpack_s > found.seconds / 2 and largest is not None and not mapped:
         return f"{told} Files saved as .safetensors are mapped, not unpacked."
@@ -263,7 +263,7 @@ def advice(found: LoadTimes, model: Path, *, prefetches: bool) -> str:
     return f"{told} To read ahead: {ahead}`gkd warm {model}` before the start."
 
 
-def _largest(model: Path) -> Path | None:
+def largest_file(model: Path) -> Path | None:
     files = [path for path in (model, *model.glob("*")) if path.is_file()]
     return max(files, key=lambda path: path.stat().st_size, default=None)
 
@@ -290,7 +290,7 @@ def disk_speed(file: Path) -> float | None:
 
     def read(at: int) -> int:
         in_time = time.perf_counter() - started < SAMPLE_S
-        return _read(descriptor, at) if in_time else 0
+        return read_block(descriptor, at) if in_time else 0
 
     try:
         with ThreadPoolExecutor(READERS) as pool:
@@ -302,6 +302,6 @@ def disk_speed(file: Path) -> float | None:
         os.close(descriptor)
 
 
-def _read(descriptor: int, at: int) -> int:
+def read_block(descriptor: int, at: int) -> int:
     with mmap.mmap(-1, CHUNK) as buffer:  # page-aligned, as O_DIRECT needs it
         return os.preadv(descriptor, [buffer], at)

@@ -396,7 +396,7 @@ def _divides(own: Values, model: Model, gpus: int) -> None:
         raise CheckError(f"the model's heads are no multiple of {tensor}")
 
 
-def _asked(own: Values, tokens: int, rows: int) -> float:
+def logprob_bytes(own: Values, tokens: int, rows: int) -> float:
     """Bytes of logits per token and vocabulary entry when log-probabilities are
     computed; with chunks, the first worker concatenates the log-softmax of all
     (workers/dtensor_policy_worker.py, get_logprobs).
@@ -428,7 +428,7 @@ def _scores(values: Values, own: Values, trainer: Trainer) -> Parts:
     return beside_memory.asked(
         trainer,
         math.ceil(tokens / own["context"]),
-        _asked(own, tokens, 1 if own["way"] == "sequence_packing" else in_it),
+        logprob_bytes(own, tokens, 1 if own["way"] == "sequence_packing" else in_it),
         unshards=own["worker"] == 1,
     )
 
