@@ -120,7 +120,7 @@ def _chinese_block(text: str) -> str:
 
 def test_the_green_runs_that_are_shown_are_of_the_stages() -> None:
     budgets = {name: f"{BY_NAME[name].budget_s:g}" for name in OF_EVERY_JOB}
-    blocks = re.findall(r"((?:^\w+ +passed .*\n)+)", RUNNING, re.MULTILINE)
+    blocks = re.findall(r"((?:^\w+ +passed +[\d.]+ s .*\n)+)", RUNNING, re.MULTILINE)
     assert len(blocks) == 2
     for block in blocks:
         line = r"^(\w+) +passed +[\d.]+ s of (\d+) s  +\S"
