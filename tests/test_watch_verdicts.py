@@ -96,13 +96,23 @@ def test_a_process_that_moves_is_work(after: ProcessSample) -> None:
     assert between([*RANKS, ODD], [*RANKS, after]).word == AT_WORK
 
 
-@pytest.mark.parametrize("call", [ALL_REDUCE, SYNCHRONIZE], ids=str)
-def test_ranks_that_spin_for_their_peers_do_no_work(call: Frame) -> None:
+@pytest.mark.parametrize(
+    ("call", "whom"), [(ALL_REDUCE, "peers"), (SYNCHRONIZE, "the GPU")], ids=str
+)
+def test_ranks_that_spin_for_their_peers_do_no_work(call: Frame, whom: str) -> None:
     ranks = [process(number, call) for number in range(3)]
     spun = [used(one, 1.0) for one in ranks]
     found = between([*ranks, ODD], [*spun, ODD], gpus_at_work="GPU 0 is busy (100 %)")
     assert found.word == STUCK
-    assert "180 s waiting for peers" in found.why[0]
+    assert f"180 s waiting for {whom}" in found.why[0]
+    assert "GPU 0 is busy (100 %), as by work and by a kernel" in found.why[1]
+
+
+def test_stacks_that_nobody_saw_are_not_said_to_be_as_they_were() -> None:
+    blind = process(0)
+    assert "and no stack is seen" in between([blind], [blind]).why[0]
+    some = between([blind, ODD], [blind, ODD])
+    assert "and every stack seen is as it was" in some.why[0]
 
 
 def test_a_rank_that_works_while_the_others_spin_for_it_is_work() -> None:

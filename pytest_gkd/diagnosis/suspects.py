@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,12 @@ from pytest_gkd.diagnosis.scan import blanked
 from pytest_gkd.diagnosis.stack_dump import Frame
 from pytest_gkd.language import marked
 
+# What a job may be known not to have: more than one rank, workers of a data loader, a
+# compiler that runs, who may be writing a file, a process in state D, an NVIDIA GPU,
+# and an Xid in the kernel's log.
+RANKS, DATA_WORKERS, COMPILERS = "ranks", "data-workers", "compilers"
+WRITERS, STATE_D, GPUS, XID = "writers", "state-d", "gpus", "xid"
+THINGS = (RANKS, DATA_WORKERS, COMPILERS, WRITERS, STATE_D, GPUS, XID)
 HANGS_DIR = Path(__file__).parent / "hangs"
 # What its reader reads as sentences, and so in a language.
 TEXTS = {"sign": ("done", "open"), "suspect": ("observation", "where")}
@@ -96,7 +102,8 @@ class Entry:
     ``through``, of which the process that waits stands in one: a stack in the log that
     shows none of them disproves the suspect; ``named`` is a pattern that a function or
     file of the same stack must match as well. ``frameworks`` are those whose runs it
-    applies to.
+    applies to. Of THINGS, it ``needs`` some to be possible, and ``besides`` some to be
+    seen, as a stack alone does not show it.
     ``source`` says where the observation can be looked up, and whether it was seen.
     """
 
@@ -110,6 +117,8 @@ class Entry:
     stands: tuple[str, ...] = ()
     named: str = ""
     frameworks: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    besides: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -201,6 +210,10 @@ def _wrong(data: Mapping[str, Any], where: str) -> Iterator[str]:
             for name in _texts(table.get("frameworks")):
                 if name not in FRAMEWORKS:
                     yield f"{at}: frameworks: {name!r} is not one of {FRAMEWORKS}"
+            for field in ("needs", "besides"):
+                for name in _texts(table.get(field)):
+                    if name not in THINGS:
+                        yield f"{at}: {field}: {name!r} is not one of {THINGS}"
     signs = data.get("sign")
     if not isinstance(signs, list) or not signs or signs[-1].get("pattern"):
         yield f"{where}: the last sign stands for all others, without a pattern"
@@ -256,11 +269,13 @@ def suspects(
     frameworks: Iterable[str],
     facts: Mapping[str, Any] | None = None,
     frames: Sequence[Frame] = (),
+    lacks: Collection[str] = (),
 ) -> Suspicion:
     """What a run waits for if it hangs in this phase with this text as its log.
 
     ``frames`` are those of all its processes, where these can be looked into; else the
-    stacks in the text count.
+    stacks in the text count. ``lacks`` are those of THINGS that the job is known not to
+    have.
 
     The numbers ``step`` (completed), ``steps`` (total) and ``world_size`` in ``facts``
     take precedence over the text; all of them may fill placeholders in commands. If the
@@ -272,14 +287,15 @@ def suspects(
     told = _groups(found)
     sentence = f"{sign.done}; {sign.open}".format_map(defaultdict(lambda: "?", told))
     ranks = silent_ranks.missing(text, _number(known.get("world_size")))
-    entries = [hangs.suspects[name] for name in sign.suspects]
+    possible = {n: e for n, e in hangs.suspects.items() if not {*e.needs} & {*lacks}}
+    entries = [possible[name] for name in sign.suspects if name in possible]
     wanted = set(frameworks)
     fitting = [e for e in entries if not e.frameworks or wanted & set(e.frameworks)]
     seen: list[Entry] = []
     if shown := [*frames] or _shown(text):
         others = (name for one in hangs.signs[phase] for name in one.suspects)
         of_phase = dict.fromkeys([*sign.suspects, *others])
-        seen = [e for e in map(hangs.suspects.get, of_phase) if e and _in(e, shown)]
+        seen = [e for e in map(possible.get, of_phase) if e and _in(e, shown)]
         # Below an event loop its tasks' own frames are not shown.
         hidden = any(is_at(frame, "asyncio/") for frame in shown)
         left = [e for e in fitting or entries if hidden or not e.stands]
@@ -298,7 +314,7 @@ def suspects(
                 entry.where,
                 _command(entry, _process(entry, text) | told | known),
                 entry.source,
-                entry in seen,
+                entry in seen and not {*entry.besides} & {*lacks},
             )
             for entry in (fitting or entries)[:MAX_SUSPECTS]
         ),

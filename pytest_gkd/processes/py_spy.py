@@ -53,8 +53,14 @@ def note(process: psutil.Process, why: str) -> str:
     with contextlib.suppress(psutil.Error, OSError):
         lines.append(f"state: {process.status()}")
         waits = Path(f"/proc/{process.pid}/wchan").read_text().strip()
-        lines.append(f"waits in kernel function: {waits or 'unknown'}")
+        if waits != "0":  # it runs
+            lines.append(f"waits in kernel function: {waits or 'unknown'}")
     return "\n".join(lines)
+
+
+def problem(text: str) -> str:
+    """Why a text holds no stacks, on one line (see ``note``)."""
+    return " ".join(text.strip().partition("\n")[0].split())[:200]
 
 
 def _ask(
@@ -71,7 +77,7 @@ def _begin(
     """A running py-spy, or why there is none."""
     program = host_capabilities.py_spy()
     if program is None:
-        return "py-spy is not installed"
+        return "py-spy is not installed (pip install py-spy)"
     arguments = [program, "dump", "--pid", str(process.pid)]
     arguments += ["--native"] * native
     with contextlib.suppress(psutil.Error):  # py-spy will say so itself

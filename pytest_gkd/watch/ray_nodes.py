@@ -29,7 +29,7 @@ from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import stack_dump
 from pytest_gkd.files import make_way, write_private
-from pytest_gkd.processes import background, procfs
+from pytest_gkd.processes import background, procfs, py_spy
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch import process_facts, roles, stack_tree
 from pytest_gkd.watch.samples import PID_BITS, GpuSample, NodeSample, ProcessSample
@@ -343,7 +343,7 @@ def _closely(one: ProcessSample, row: Mapping[str, Any], text: str) -> ProcessSa
     return replace(
         one,
         threads=threads,
-        problem="" if threads else " ".join(text.split())[:200],
+        problem="" if threads else py_spy.problem(text),
         state="S" if stopped else one.state,  # by who looks at it
         tracer=int(row["tracer"]),
         calls=tuple(clean),

@@ -17,6 +17,7 @@ from pytest_gkd.processes import (
     gpus,
     host_capabilities,
     procfs,
+    py_spy,
     resource_use,
     stacks,
 )
@@ -231,7 +232,7 @@ def _closely(one: ProcessSample, text: str | None, tracer: int) -> ProcessSample
     return replace(
         one,
         threads=threads,
-        problem="" if threads else " ".join(text.split())[:200],
+        problem="" if threads else py_spy.problem(text),
         tracer=tracer,
         **process_facts.of(one.pid)._asdict(),
     )

@@ -20,6 +20,7 @@ from pytest_gkd.report import page_file, standstill_page
 from pytest_gkd.report.record import PAGE
 from pytest_gkd.watch import (
     evidence,
+    job_lacks,
     stack_phases,
     stack_tree,
     verdicts,
@@ -153,18 +154,11 @@ def make(
         told["pid"] = whom[0].local_pid
     # What cannot be looked into disproves nothing.
     frames = [] if sample.remote or sample.unseen else _frames(sample)
-    suspicion = suspects(phase, text, logs.frameworks_in(text), told, frames)
+    lacks = job_lacks.known(sample, whom, known, " ".join(asked.said))
+    suspicion = suspects(phase, text, logs.frameworks_in(text), told, frames, lacks)
     if odd:  # who is waited for is a process
         alive = tuple(one for one in suspicion.suspects if one.cause != ACTOR_DIED)
         suspicion = replace(suspicion, suspects=alive)
-    if not any(one.state == "D" for one in sample.processes):
-        suspicion = replace(
-            suspicion,
-            suspects=tuple(
-                replace(one, seen=one.seen and "in state D" not in one.observation)
-                for one in suspicion.suspects
-            ),
-        )
     causes = diagnosed(log, rules)["causes"]
     report = Report(
         directory,

@@ -54,7 +54,7 @@ _REMOTE = ("http", "socket", "ray")
 _SPINS = ("collective", "store", "gpu", "broadcast")
 _DEBUGGER = re.compile(r"(?:^|/)(?:pdb|bdb|ipdb/\w+|pudb/\w+|debugpy/\S+)\.py$")
 # What keeps heartbeats, and what only serves the others.
-_BESIDE = ("ray-system", "helper", "launcher")
+BESIDE = ("ray-system", "helper", "launcher")
 # Whose end ends the job. A data loader's workers come and go.
 _PARTS = ("rank", "engine", "engine-worker", "ray-actor", "teacher")
 LAST_S = 60.0
@@ -140,6 +140,12 @@ def waits_for_peers(process: ProcessSample) -> bool:
     return any(one is not None and one.kind == "collective" for one in found)
 
 
+def _waits_for_gpu(process: ProcessSample) -> bool:
+    thread = main_thread(process)
+    found = waiting.of(thread) if thread else None
+    return found is not None and found.kind == "gpu"
+
+
 def held(now: JobSample) -> Verdict | None:
     """The verdict where a person or a reader holds the job, by one look."""
     silent_s = now.at - now.output_at
@@ -179,7 +185,7 @@ def compare(
     window_s = max(second.at - first.at, 1e-3)
     silent_s = second.at - max(second.output_at, progress.step_at)
     changes = _changes(first, second, window_s)
-    working = [one for one in changes if one.now.role.kind not in _BESIDE]
+    working = [one for one in changes if one.now.role.kind not in BESIDE]
     peers = [one for one in working if waits_for_peers(one.now)]
     waiting_for_peers = [one for one in peers if waits_for_peers(one.then)]
     others = [one for one in working if one not in waiting_for_peers]
@@ -403,11 +409,15 @@ def _stuck(
     whose = "its process" if len(working) == 1 else f"{len(working)} processes"
     if far := {one.now.node for one in working if one.now.node}:
         whose += f" on this machine and {', '.join(sorted(far))}"
-    spun = f" and {spin_s:.0f} s waiting for peers" if spin_s > 1 else ""
-    why = [
-        f"{whose} used {cpu_s:.2f} s of CPU{spun} in {span(window_s)}, and every stack "
-        "is as it was"
-    ]
+    on_gpu = all(_waits_for_gpu(one.now) for one in working if one not in others)
+    spun = f" and {spin_s:.0f} s waiting for {'the GPU' if on_gpu else 'peers'}"
+    used = f"{cpu_s:.2f} s of CPU{spun if spin_s > 1 else ''} in {span(window_s)}"
+    seen = [one for one in working if one.then.threads and one.now.threads]
+    stacks = "no stack is seen"
+    if seen:
+        which = "every stack" if len(seen) == len(working) else "every stack seen"
+        stacks = f"{which} is as it was"
+    why = [f"{whose} used {used}, and {stacks}"]
     odd: tuple[int, ...] = ()
     for one in second.processes:
         if one.state == "T":
@@ -422,6 +432,8 @@ def _stuck(
             why.append(f"{one.label} waits inside the kernel ({one.wchan or 'disk'})")
     why += sorted({*first.unanswered} & {*second.unanswered})
     why += (hidden := _hidden_nodes(first, second))
+    if second.gpus_at_work:
+        why.append(f"{second.gpus_at_work}, as by work and by a kernel that never ends")
     if second.remote:
         why.append(f"it is connected to other machines: {', '.join(second.remote[:3])}")
     blind = not any(one.threads for one in second.processes)
@@ -449,7 +461,7 @@ def cpu_use(before: JobSample, after: JobSample) -> dict[int, float]:
 def uses_cpu(used: Mapping[int, float], now: JobSample) -> bool:
     """Whether any process of the job but its helpers computes."""
     return any(
-        used.get(one.pid, 0.0) >= IDLE_CPU and one.role.kind not in _BESIDE
+        used.get(one.pid, 0.0) >= IDLE_CPU and one.role.kind not in BESIDE
         for one in now.processes
     )
 

@@ -18,6 +18,10 @@ from pytest_gkd.watch.samples import ProcessSample
 from pytest_gkd.watch.waiting import Wait
 
 MUTUAL = ("collective", "store", "gpu")  # which other ranks have to come to as well
+# Operations that are named as what is waited for, not as a call.
+_THINGS = ("a ", "an ", "its ", "the ")
+# Kernel calls that say little by their names.
+_KERNEL_WORDS = {"futex": "futex(): for a lock, an event or a thread"}
 STOPPED = {"T": "is stopped (SIGSTOP or Ctrl-Z)", "t": "is held by a debugger"}
 
 
@@ -166,8 +170,7 @@ class _Job:
         if process.state in STOPPED:
             return STOPPED[process.state]
         if not process.threads:
-            why = process.problem.splitlines()[0] if process.problem else ""
-            return "could not be looked into" + (f" ({why})" if why else "")
+            return f"shows no stack{self._kernel_place(process)}"
         main = process.threads[0]
         wait = self.waits[process.pid]
         if wait and wait.kind == "loop":
@@ -179,13 +182,23 @@ class _Job:
         call = self._call(process, main)
         if wait and wait.kind == "idle":
             return f"waits for {wait.operation}: it is idle"
-        if wait and wait.kind not in ("sleep", *MUTUAL):
-            return f"waits for {wait.operation}{_at(wait)}"
-        if wait and wait.kind in MUTUAL:
-            return f"waits in {wait.operation}{_at(wait)}"
+        if wait and wait.kind != "sleep":
+            is_call = wait.kind in MUTUAL and not wait.operation.startswith(_THINGS)
+            return f"waits {'in' if is_call else 'for'} {_placed(wait)}"
         frame = own_frames.last_own(own_frames.own(main))
         where = f"is in {frame}" if frame else "has no frames of Python"
         return where + (f", {call}" if call else "")
+
+    def _kernel_place(self, process: ProcessSample) -> str:
+        """Where the kernel has a process without stacks, which tells something."""
+        call = self.known.calls.get((process.pid, process.pid))
+        if process.state == "R":
+            return ", and runs"
+        if call:
+            return f", and waits in {_KERNEL_WORDS.get(call.name) or call}"
+        if process.wchan.strip("0"):
+            return f", and waits in the kernel's {process.wchan}"
+        return f" ({process.problem})" if process.problem else ""
 
     def _call(self, process: ProcessSample, thread: Thread) -> str:
         found = self.known.calls.get((process.pid, thread.number or process.pid))
@@ -217,6 +230,8 @@ class _Job:
             return
         elsewhere = [one for one in ranks if one not in waiters]
         size = max([len(ranks), *(one.role.world_size or 0 for one in ranks)])
+        if size == 1:
+            return  # which waits for no other
         absent = sorted({*range(size)} - {one.role.rank for one in ranks})
         missing = self._missing(ranks)
         numbered = f" #{missing.sequence}" if missing else ""
@@ -433,13 +448,22 @@ class _Job:
             yield f"deadlock: they wait for each other: {names}"
 
     def _locks(self) -> Iterable[str]:
-        """Threads of one process that all wait for locks, or for who waits for one."""
+        """Threads of one process that all wait for locks, or for who waits for one.
+
+        Ray begins a thread for a call that comes, so one of its own proves nothing.
+        """
         for process in self.processes:
             busy = [t for t in process.threads if own_frames.own(t)]
             waits = {id(t): waiting.of(t) for t in busy}
             locks = [t for t in busy if (w := waits[id(t)]) and w.kind == "lock"]
             others = [t for t in busy if t not in locks]
             wait_on = ("thread", "event", "queue")
+            if locks and len(process.threads) == 1 and "ray" not in process.role.kind:
+                place = own_frames.last_own(locks[0].frames)
+                yield (
+                    f"{process.label} waits for a lock in {place}, and has no other "
+                    "thread that could free it"
+                )
             if len(locks) < 2 or not all(
                 (w := waits[id(t)]) and w.kind in wait_on for t in others
             ):
@@ -458,7 +482,7 @@ class _Job:
     def _sentence(self, edge: _Edge) -> str:
         """``ranks 0-6 wait in all_reduce for rank 7, which is in save (a.py:3)``."""
         verb = "wait" if len(edge.who) > 1 else "waits"
-        is_thing = edge.operation.startswith(("a ", "an ", "its ", "the "))
+        is_thing = edge.operation.startswith(_THINGS)
         line = f"{rank_sets.name(edge.who)} {verb} {'for' if is_thing else 'in'} "
         line += f"{edge.operation}{':' if is_thing else ' for'}"
         if edge.beyond:
@@ -474,7 +498,7 @@ class _Job:
 
     def _operation(self, one: ProcessSample) -> str:
         wait = self.waits[one.pid]
-        return f"{wait.operation}{_at(wait)}" if wait else ""
+        return _placed(wait) if wait else ""
 
     def _in(self, kind: str) -> list[ProcessSample]:
         return [one for one in self.processes if self._is(one, kind)]
@@ -530,8 +554,34 @@ def _clients(edges: Sequence[_Edge], ends: Sequence[int]) -> Iterable[int]:
                 yield from (one.pid for one in edge.who)
 
 
-def _at(wait: Wait) -> str:
-    return f" ({wait.at.function}, {wait.at.file}:{wait.at.line})" if wait.at else ""
+def _placed(wait: Wait) -> str:
+    """The operation, and the program's frame that called it."""
+    if wait.at is None:
+        return wait.operation
+    at = f"{wait.at.function}, {wait.at.file}:{wait.at.line})"
+    if wait.operation.endswith(")"):
+        return f"{wait.operation[:-1]}, called from {at}"
+    return f"{wait.operation} ({at}"
+
+
+def is_locked(process: ProcessSample, known: Known) -> bool:
+    """Whether its main thread waits for a lock, of Python's or of a file's, and no
+    other thread of it writes a file."""
+    if not process.threads or not process.threads[0].is_main:
+        return False
+    own = known.calls.get((process.pid, process.pid))
+    wait = waiting.of(process.threads[0])
+    calls = [call for (pid, _), call in known.calls.items() if pid == process.pid]
+    if any(call.writes for call in calls):
+        return False
+    is_file = own is not None and own.name in ("flock", "fcntl")
+    return is_file or (wait is not None and wait.kind == "lock")
+
+
+def is_in_collective(process: ProcessSample) -> bool:
+    """Whether a thread of it is in a call that other ranks have to come to as well."""
+    found = map(waiting.of, process.threads)
+    return any(one is not None and one.kind in ("collective", "store") for one in found)
 
 
 def _plural(doing: str, some: Sequence[ProcessSample]) -> str:

@@ -316,6 +316,10 @@ class Watch:
         if found.word == STUCK and self.verdict.word == STUCK:
             found = replace(found, since_s=sample.at - sample.output_at)
         self._is(found, sample)
+        if found.word == SLOW and not any(one.threads for one in sample.processes):
+            for one in sample.unseen:
+                if self._may_tell(one, once=True):
+                    self.screen.say(f"note: {one}")
 
     def _is(self, verdict: Verdict, sample: JobSample | None = None) -> None:
         """The verdict from now on; a new one is told, and a standstill reported."""
