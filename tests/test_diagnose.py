@@ -154,6 +154,17 @@ def test_advice_holds_the_facts_of_the_stage() -> None:
     assert found.advice[0].endswith("ls -l /data/a")
 
 
+def test_a_fix_with_the_facts_takes_the_place_of_the_same_without_them() -> None:
+    cause = "vllm.gpu-memory-utilization"
+    known = {"place": "GPU 0", "share": "0.05"}
+    option = "--gkd-gpu-memory-utilization="
+    for facts, value in ((known, "0.05"), ({}, "SHARE")):
+        found = found_in(failed(cause=cause, message="no room", facts=facts))
+        named = [fix for fix in found.advice if option in fix]
+        assert len(named) == 1
+        assert f"{option}{value}" in named[0]
+
+
 def test_a_fix_that_asks_for_facts_comes_first_with_them_and_not_at_all_without() -> (
     None
 ):

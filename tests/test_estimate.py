@@ -29,6 +29,7 @@ from recorded import (
 
 from pytest_gkd import options
 from pytest_gkd.checkpoint import ITEM_BYTES
+from pytest_gkd.diagnosis import catalogue
 from pytest_gkd.options import Settings
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.environment import gpu
@@ -245,6 +246,19 @@ def test_a_gpu_that_others_hold_is_told_as_vllm_tells_it(
     fault = judged(small, chosen, tmp_path)["vllm"]
     assert fault.cause == "vllm.gpu-memory-utilization"
     assert "its share of GPU 0 (H), 0.85 of " in fault.message
+    assert 0.05 <= float(fault.facts["share"]) <= 0.10
+    advised = {fix.facts for fix in catalogue.load()[fault.cause].fixes if fix.facts}
+    assert advised == {("place", "share")}
+    assert set(advised.pop()) <= set(fault.facts)
+
+
+@needs_compiler
+def test_no_share_is_told_where_none_holds_the_engine(tmp_path: Path, on: Any) -> None:
+    small = sparse(tmp_path / "m", Shape(64, 2, 4, 2, 128))
+    taken = recorded.gpu(0, "H", recorded.H100, total=15_360, free=800)
+    free = recorded.gpu(1, "H", recorded.H100, total=15_360, free=15_360)
+    chosen = on(Recorded("580.95.05", (taken, free)), layout="split")
+    assert "share" not in judged(small, chosen, tmp_path)["vllm"].facts
 
 
 @needs_compiler

@@ -224,8 +224,9 @@ def advice(
 ) -> tuple[str, ...]:
     """The rule's fixes for these frameworks, in order, at most MAX_FIXES.
 
-    For a stage those come first that need its facts (see ``Fix.facts``), and none tells
-    the user to run that same ``stage``. For a log (not ``of_stage``) the smoke test's
+    For a stage those come first that need its facts (see ``Fix.facts``), in place of
+    what says the same without them, and none tells the user to run that same
+    ``stage``. For a log (not ``of_stage``) the smoke test's
     options are left out, and the knobs of the trainer that wrote it come before more
     general ones.
     """
@@ -237,6 +238,8 @@ def advice(
         fixes = [fix for fix in fixes if all(map((facts or {}).get, fix.facts))]
         again = re.compile(rf"--gkd-stages={stage}(?!\w)")
         fixes = [fix for fix in fixes if not (stage and again.search(fix.run))]
+        exact = {fix.knobs for fix in fixes if fix.facts}
+        fixes = [fix for fix in fixes if fix.facts or fix.knobs not in exact]
         fixes.sort(key=lambda fix: -len(fix.facts))
     else:
         fixes = [fix for fix in fixes if not _of_smoke_test(fix)]

@@ -362,7 +362,11 @@ class Estimate:
                 "vllm.gpu-memory-utilization",
                 f"the engine cannot start: {claims}, and {size_text(room.free)} is "
                 "free",
-                facts={"place": room.name, "free_gib": _gib(room.free)},
+                facts={
+                    "place": room.name,
+                    "free_gib": _gib(room.free),
+                    **self._share_of_free(room),
+                },
             )
 
     def _sequence(self) -> Part:
@@ -405,6 +409,12 @@ class Estimate:
         if self._engine_wants() / room.total <= share < self.share:
             return {"share": f"{share:.2f}"}
         return {}
+
+    def _share_of_free(self, room: Room) -> dict[str, Any]:
+        """A share for the engine within the memory that is free, if one suffices."""
+        share = math.floor(room.free / room.total / STEP) * STEP
+        enough = self._engine_wants() / room.total <= share
+        return {"share": f"{share:.2f}"} if enough else {}
 
     def _contexts(self, place: int | str) -> int:
         """Bytes of the CUDA contexts on a GPU: one per role that has a process."""
