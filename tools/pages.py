@@ -126,13 +126,13 @@ def _fix_lines(number: int, fix: Fix) -> Iterator[str]:
     of = "" if fix.framework in ("any", "env") else f" ({fix.framework})"
     yield f"{number}. {formed(fix.do)}{of}."
     if fix.condition:
-        yield f"   When: {fix.condition}."
+        yield f"    When: {fix.condition}."
     if fix.versions:
-        yield f"   Versions: {fix.versions}."
+        yield f"    Versions: {fix.versions}."
     if fix.blanks:
-        yield f"   Fill in: {fix.blanks}."
+        yield f"    Fill in: {fix.blanks}."
     if fix.run:
-        yield from ("", "   ```sh", f"   {fix.form}", "   ```")
+        yield from ("", "    ```sh", f"    {fix.form}", "    ```")
     yield ""
 
 
