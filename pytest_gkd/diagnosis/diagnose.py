@@ -238,7 +238,8 @@ def advice(
         fixes = [fix for fix in fixes if all(map((facts or {}).get, fix.facts))]
         again = re.compile(rf"--gkd-stages={stage}(?!\w)")
         fixes = [fix for fix in fixes if not (stage and again.search(fix.run))]
-        exact = {fix.knobs for fix in fixes if fix.facts}
+        # An option is set to one value; a command may be run for more than one reason.
+        exact = {fix.knobs for fix in fixes if fix.facts and not _is_command(fix)}
         fixes = [fix for fix in fixes if fix.facts or fix.knobs not in exact]
         fixes.sort(key=lambda fix: -len(fix.facts))
     else:
@@ -263,6 +264,10 @@ def _has_twin(fix: Fix, ours: set[str]) -> bool:
 def of_framework(fix: Fix) -> Fix:
     """The fix labeled with its framework, for a log that does not reveal its own."""
     return replace(fix, when=f"{fix.framework}; {fix.when}".rstrip("; "))
+
+
+def _is_command(fix: Fix) -> bool:
+    return all(knob.startswith("cmd:") for knob in fix.knobs)
 
 
 def _of_smoke_test(fix: Fix) -> bool:
