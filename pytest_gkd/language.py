@@ -8,9 +8,14 @@ In English nothing is read.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+import struct
+from collections.abc import Collection, Iterator, Mapping
 from gettext import NullTranslations
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_gkd.filled_texts import FilledTexts
 
 ENGLISH, CHINESE = "en", "zh"
 DOMAIN = "gkd"
@@ -18,13 +23,18 @@ CATALOGUES = Path(__file__).parent / "locale"
 # In the order in which gettext looks at them.
 VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 
+# The context, as gettext has it, of texts that are translated with their values filled.
+FILLED = "filled"
+
 # Of this process, as gettext itself has it: texts are made everywhere.
 _catalogue: NullTranslations | None = None
+_filled_texts: FilledTexts | None = None
 
 
 def use(language: str) -> None:
     """Show texts in a language of options.LANGUAGES from now on."""
-    global _catalogue
+    global _catalogue, _filled_texts
+    _filled_texts = None
     if language == ENGLISH:
         _catalogue = None
         return
@@ -61,6 +71,43 @@ def tr(text: str) -> str:
     return text if _catalogue is None or not text else _catalogue.gettext(text)
 
 
+def tr_filled(text: str) -> str:
+    """A text of a stage, with its values in it, in the user's language.
+
+    What was made of no template in the catalogue stays as it is.
+    """
+    global _filled_texts
+    if _catalogue is None:
+        return text
+    if _filled_texts is None:
+        from pytest_gkd.filled_texts import FilledTexts
+
+        joints = {**{one: tr(one) for one in JOINTS}, "\n": "\n", " ": ""}
+        _filled_texts = FilledTexts(dict(filled_texts()), joints, tr(STOP))
+    return _filled_texts.translate(text)
+
+
+def filled_texts() -> Iterator[tuple[str, str]]:
+    """The texts of FILLED, and others without places, with their translations.
+
+    gettext cannot list them, so they are read as its manual describes the file ("The
+    Format of GNU MO Files"): how many, and where their lengths and places stand.
+    """
+    data = (CATALOGUES / CHINESE / "LC_MESSAGES" / f"{DOMAIN}.mo").read_bytes()
+    count, *tables = struct.unpack_from("<III", data, 8)
+    for number in range(count):
+        places = (struct.unpack_from("<II", data, at + 8 * number) for at in tables)
+        text, told = (data[at : at + size].decode() for size, at in places)
+        context, mark, own = text.rpartition("\x04")
+        if " " in own and (context == FILLED or (not mark and "{" not in own)):
+            yield own, told
+
+
 def marked(text: str) -> str:
     """The text as it is, for the catalogue: ``tr`` is asked when it is shown."""
     return text
+
+
+# Between texts that were made apart, and at the end of a sentence.
+STOP = marked(".")
+JOINTS = (marked("; "), marked(": "), marked(", "))

@@ -15,8 +15,9 @@ def test_config(gkd: StageContext) -> None:
     gkd.fact("job", job)
     faults = []
     for finding in job["findings"]:
-        place = f"line {finding['line']}: " if finding["line"] else ""
-        text = f"{place}{finding['message']}"
+        text = finding["message"]
+        if finding["line"]:
+            text = f"line {finding['line']}: {text}"
         if finding["level"] == "error":
             where = (finding["file"], finding["line"], finding["key"])
             faults.append(StageFault(finding["cause"], text, evidence=(where,)))

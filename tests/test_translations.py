@@ -13,9 +13,12 @@ from test_language import CHINESE_TEXT
 
 if not (Path(sys.prefix) / ".ready").exists():  # in the lock
     pytest.importorskip("babel")
+import message_templates
 import translations
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract
+
+from pytest_gkd.language import FILLED
 
 
 def test_every_text_has_its_translation_and_no_other_is_kept() -> None:
@@ -24,8 +27,10 @@ def test_every_text_has_its_translation_and_no_other_is_kept() -> None:
         "run python tools/translations.py, write what it lists into "
         f"{translations.PO}, and run it again"
     )
-    kept = {message.id for message in translations.kept() if message.id}
-    assert kept == {text for _, text in translations.texts()}
+    found = {("", text) for _, text in translations.texts()}
+    found |= {(FILLED, text) for _, text in translations.messages()}
+    kept = {(one.context or "", one.id) for one in translations.kept() if one.id}
+    assert kept == found
 
 
 def test_the_files_are_what_the_tool_makes() -> None:
@@ -38,8 +43,11 @@ def test_what_is_read_at_run_time_is_what_was_translated() -> None:
     with translations.MO.open("rb") as file:
         read = gettext.GNUTranslations(file)
     for message in translations.kept():
-        if message.id:
-            assert read.gettext(str(message.id)) == message.string
+        text = str(message.id)
+        if message.context is not None:
+            assert read.pgettext(message.context, text) == message.string
+        elif text:
+            assert read.gettext(text) == message.string
 
 
 def test_a_translation_is_chinese_and_ends_as_its_text_does() -> None:
@@ -47,7 +55,7 @@ def test_a_translation_is_chinese_and_ends_as_its_text_does() -> None:
         text, told = str(message.id), str(message.string)
         if text and re.search("[a-z]{3} [a-z]{2}", text):
             assert CHINESE_TEXT.search(told), text
-        if text.endswith("."):
+        if text.endswith(".") and not text.endswith("..."):
             assert told.endswith("。") or not CHINESE_TEXT.search(told), text
 
 
@@ -79,3 +87,35 @@ def test_a_new_text_of_each_kind_is_found() -> None:
     source = io.BytesIO(b'told = tr("one " "text"); other = marked("two")\n')
     found = extract("python", source, keywords=translations.KEYWORDS)
     assert [text for _, text, *_ in found] == ["one text", "two"]
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ('def f():\n    g(f"{a.rows} rows of {len(b)}")', "{rows} rows of {b}"),
+        ('x = f"{a} is {a!r} of {c}"', "{a} is {a2} of {c}"),
+        ('def f():\n    t = f"{a} is "\n    t += "not here"', "{a} is not here"),
+        ('def f():\n    t = "it is"\n    t += f", {c} d"', "it is, {c} d"),
+        ('def f():\n    t = "not " + (x if y else z)', "not {z}"),
+        ('def f():\n    fault("id", "is not here")', "is not here"),
+        ("x = f\"is {a or 'not known'} here\"", "is {a} here|not known"),
+        ("def f():\n    'A docstring of two'", ""),
+        ('def f():\n    return "is not here" in text', ""),
+        ('def f():\n    return text.startswith("is not here")', ""),
+        ('def f():\n    return f"{a}-{b}.json"', ""),
+        ('def f():\n    return re.compile(r"a \\\\w+ b")', ""),
+        ('NAMES = ("of a module",)', ""),
+    ],
+)
+def test_a_message_is_found_with_its_values_as_places(
+    source: str, expected: str
+) -> None:
+    assert "|".join(message_templates.messages(source)) == expected
+
+
+def test_places_without_a_text_between_them_stay_together() -> None:
+    catalog = Catalog(locale="zh")
+    catalog.add("no {what}{more}", "没有{more}{what}", context=FILLED)
+    catalog.add("not {what}{more}", "不是{what}{more}", context=FILLED)
+    (wrong,) = translations.wrong(catalog)
+    assert "{what}{more} must stay together" in wrong

@@ -15,6 +15,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import message_templates
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract
 from babel.messages.mofile import write_mo
@@ -22,12 +23,20 @@ from babel.messages.pofile import read_po, write_po
 
 from pytest_gkd.diagnosis import log_phases, suspects
 from pytest_gkd.diagnosis.catalogue import ADVICE_DIR, TEXTS, Rule, parse_rule
-from pytest_gkd.language import CATALOGUES, CHINESE, DOMAIN
+from pytest_gkd.language import CATALOGUES, CHINESE, DOMAIN, FILLED
 
 PACKAGE = CATALOGUES.parent
 PO = CATALOGUES / CHINESE / "LC_MESSAGES" / f"{DOMAIN}.po"
 MO = PO.with_suffix(".mo")
 KEYWORDS = {"tr": None, "marked": None}
+# Where stages and what they run tell the user something, below the repository.
+MESSAGES = (
+    *("stages", "pytest_gkd/workload", "pytest_gkd/own_faults.py"),
+    *("pytest_gkd/watch", "pytest_gkd/processes", "pytest_gkd/run"),
+    "pytest_gkd/diagnosis/shadowed_imports.py",
+)
+# Programs of their own, sample texts, and faults that are injected.
+NO_MESSAGES = {"gguf.py", "tiny_text.py", "inject"}
 METHODS = {".py": "python", ".jinja": "jinja2.ext:babel_extract"}
 # What a translation must have as often as its text: {name}, <name>, %s, `quoted`,
 # options, variables, keys, file names and commands, which hold no Chinese.
@@ -64,6 +73,17 @@ def texts() -> Iterator[tuple[str, str]]:
             yield path.relative_to(PACKAGE).as_posix(), text
 
 
+def messages() -> Iterator[tuple[str, str]]:
+    """Every text that is shown with its values filled in, with its file."""
+    root = PACKAGE.parent
+    for place in (root / name for name in MESSAGES):
+        for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            if not NO_MESSAGES.isdisjoint(path.parts):
+                continue
+            for text in message_templates.messages(path.read_text("utf-8")):
+                yield path.relative_to(root).as_posix(), text
+
+
 def of_hangs(path: Path) -> Iterator[str]:
     """The texts of the signs and suspects of a phase."""
     data = tomllib.loads(path.read_text("utf-8"))
@@ -95,10 +115,12 @@ def updated() -> Catalog:
     """
     old = kept()
     made = Undated(locale=CHINESE, domain=DOMAIN, fuzzy=False)
-    for file, text in sorted(set(texts())):
-        if text not in made:
-            known = old.get(text)
-            made.add(text, known.string if known else "", locations=[(file, 0)])
+    for context, found in ((None, texts()), (FILLED, messages())):
+        for file, text in sorted(set(found)):
+            if made.get(text, context) is None:
+                known = old.get(text, context)
+                told = known.string if known else ""
+                made.add(text, told, locations=[(file, 0)], context=context)
     return made
 
 
@@ -128,6 +150,11 @@ def wrong(catalog: Catalog) -> Iterator[str]:
         if not told:
             yield f"{file}: not translated: {text}"
             continue
+        if message.context == FILLED:
+            # Where one of them ends the text does not tell.
+            for pair in re.findall(r"(?=(\{\w+\}\{\w+\}))", text):
+                if pair not in told:
+                    yield f"{file}: {pair} must stay together: {text}"
         lost = set(KEPT.findall(text)) ^ set(KEPT.findall(told))
         if lost:
             yield f"{file}: {', '.join(sorted(lost))} in one language only: {text}"

@@ -41,10 +41,11 @@ class Shadow(NamedTuple):
         return self.name in PACKAGES and self.file.name != "__init__.py"
 
     def __str__(self) -> str:
-        what = (
-            "installed package" if self.name in PACKAGES else "module of Python's own"
-        )
-        return f"{self.file} hides the {what} {self.name} ({self.hidden})"
+        if self.name in PACKAGES:
+            what = f"{self.file} hides the installed package {self.name}"
+        else:
+            what = f"{self.file} hides the module of Python's own {self.name}"
+        return f"{what} ({self.hidden})"
 
 
 def find(path: Iterable[str]) -> list[Shadow]:

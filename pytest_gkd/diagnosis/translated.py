@@ -33,8 +33,8 @@ def diagnosis(found: Diagnosis) -> Diagnosis:
 
 
 def title(cause: str, text: str) -> str:
-    """A headline of the cause; after the cause's title if a stage has said it in words
-    of its own, which have no translation."""
+    """A headline of the cause; after the cause's title if what a stage has said in its
+    own words has no translation."""
     if current() == ENGLISH:
         return text
     from pytest_gkd.diagnosis import translating

@@ -22,7 +22,7 @@ from pytest_gkd.diagnosis.catalogue import (
 )
 from pytest_gkd.diagnosis.diagnose import Diagnosis
 from pytest_gkd.diagnosis.suspects import Suspicion
-from pytest_gkd.language import marked, tr
+from pytest_gkd.language import marked, tr, tr_filled
 
 Told = TypeVar("Told")
 # Between what is done and what is open.
@@ -59,8 +59,8 @@ def diagnosis(found: Diagnosis) -> Diagnosis:
 
 
 def title(cause: str, text: str) -> str:
-    """A headline of the cause; after the cause's title if a stage has said it in words
-    of its own, which have no translation."""
+    """A headline of the cause; after the cause's title if what a stage has said in its
+    own words has no translation."""
     known = built_in().get(cause)
     if known is None:
         return text
@@ -69,7 +69,8 @@ def title(cause: str, text: str) -> str:
     for signature in known.signatures:
         if signature.say and (told := _refilled(signature.say, text)):
             return told
-    return tr(known.title) + tr(": ") + text
+    told = tr_filled(text)
+    return told if told != text else tr(known.title) + tr(": ") + text
 
 
 def advice(cause: str, text: str) -> str:

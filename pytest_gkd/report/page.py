@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd.diagnosis import translated
-from pytest_gkd.language import marked, tr
+from pytest_gkd.language import marked, tr, tr_filled
 from pytest_gkd.report import compare, history, standstill_page, templates
 from pytest_gkd.report.compare import Report
 from pytest_gkd.report.page_texts import Files, cut, diagnosis
 from pytest_gkd.report.record import FAILED, PASSED, TIMEOUT
-from pytest_gkd.report.render import budget, seconds
+from pytest_gkd.report.render import budget, further, seconds
 
 TEMPLATE = "page.html.jinja"
 VALUE_CHARS = 500
@@ -65,7 +65,7 @@ def _page(
             for one in stages
         ],
         "failed": [_failure(one, folder, files) for one in failed],
-        "notes": [cut(note) for note in data.get("notes", ())],
+        "notes": [cut(tr_filled(note)) for note in data.get("notes", ())],
         "bandwidth": list(_bandwidth(report, usual)),
         "losses": list(_losses(report)),
         "tables": [_table(data, name) for name in TABLES],
@@ -115,6 +115,7 @@ def _row(stage: Mapping[str, Any]) -> dict[str, str]:
     told = stage.get("message") or facts.get("summary", "")
     if found := stage.get("diagnosis"):
         told = translated.title(found.get("cause", ""), str(told))
+    told = tr_filled(str(told))
     if stage.get("blocked_by"):
         stages = ", ".join(map(str, stage["blocked_by"]))
         told = tr("blocked by {stages}").format(stages=stages)
@@ -133,7 +134,7 @@ def _failure(stage: Mapping[str, Any], folder: Path, files: Files) -> dict[str, 
     return {
         **_row(stage),
         "cause": diagnosis(found),
-        "also": [cut(str(line)) for line in stage.get("also", ())],
+        "also": [cut(further(str(line))) for line in stage.get("also", ())],
         "stuck": [cut(str(line)) for line in stage.get("stuck", ())],
         "standstill": _standstill(stage, folder),
         "files": list(files.ends([*stage.get("stacks", ()), *stage.get("output", ())])),

@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import translated
-from pytest_gkd.language import tr
+from pytest_gkd.language import tr, tr_filled
 
 # What a page takes in of files with stacks and output, from their ends, so that it
 # stays below 1 MB.
@@ -27,10 +27,11 @@ def cut(text: str, length: int = LINE_CHARS) -> str:
 def diagnosis(found: Mapping[str, Any]) -> dict[str, Any]:
     """A cause as the template has it, of one in a report's JSON."""
     cause = str(found.get("cause", ""))
+    headline = translated.title(cause, str(found.get("title") or ""))
     advice = [translated.advice(cause, str(one)) for one in found.get("advice") or ()]
     return {
         "cause": cause,
-        "headline": cut(translated.title(cause, str(found.get("title") or ""))),
+        "headline": cut(tr_filled(headline)),
         "evidence": lines(found.get("evidence") or ()),
         "why": tr(str(found.get("why", ""))),
         "advice": [cut(line) for line in advice],

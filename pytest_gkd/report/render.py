@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import translated
-from pytest_gkd.language import marked, tr
+from pytest_gkd.language import marked, tr, tr_filled
 from pytest_gkd.report.columns import WIDTH, cells, padded, wrapped
 from pytest_gkd.report.record import (
     BLOCKED,
@@ -97,7 +97,7 @@ def headline(record: StageRecord, limit: int | None = None) -> str:
             said = made(record, tr)
     if record.diagnosis:
         said = translated.title(record.diagnosis.cause, said)
-    said = sanitize.line(said)
+    said = sanitize.line(tr_filled(said))
     return f"{said if limit is None else _cut(said, limit - len(cause))}{cause}"
 
 
@@ -111,7 +111,16 @@ def ending(record: StageRecord, tr: Callable[[str], str] = marked) -> str:
 
 def doing(record: StageRecord, tr: Callable[[str], str] = marked) -> str:
     """`` while loading weights``; empty for a stage that reported no step."""
-    return tr(" while {step}").format(step=record.step) if record.step else ""
+    step = record.step if tr is marked else tr_filled(record.step)
+    return tr(" while {step}").format(step=step) if step else ""
+
+
+def further(found: str) -> str:
+    """A further finding, which may begin with its cause in brackets."""
+    cause, bracket, said = found.partition("] ")
+    if found.startswith("[") and bracket:
+        return f"{cause}{bracket}{tr_filled(said)}"
+    return tr_filled(found)
 
 
 def _limit(record: StageRecord) -> str:
@@ -158,7 +167,7 @@ def result_line(record: StageRecord) -> str:
 
 def shrunk(record: StageRecord) -> str:
     """On which shrunk copies of the user's models it ran; empty for the models."""
-    return str(record.facts.get("shrunk", ""))
+    return tr_filled(str(record.facts.get("shrunk", "")))
 
 
 def _cut(text: str, limit: int) -> str:
@@ -172,13 +181,13 @@ def remark(record: StageRecord) -> str:
 
 def _remark(record: StageRecord) -> str:
     if record.outcome == PASSED:
-        said = record.message or str(record.facts.get("summary", ""))
+        said = tr_filled(record.message or str(record.facts.get("summary", "")))
         parts = (said, shrunk(record), slow_imports(record), _large_files(record))
         return "; ".join(part for part in parts if part)
     if record.outcome == BLOCKED:
         return tr("blocked by {stages}").format(stages=", ".join(record.blocked_by))
     if record.outcome == SKIPPED:
-        return tr(record.message)
+        return tr_filled(tr(record.message))
     return headline(record)
 
 
@@ -206,7 +215,10 @@ def failure_block(
         new = [line for line in found.evidence if _says_more(line, record)]
         before = (told or {}).get(found.advice, "")
         for label, group in _grouped(
-            found, new[:EVIDENCE_LINES], record.also[:EVIDENCE_LINES], before
+            found,
+            new[:EVIDENCE_LINES],
+            [further(one) for one in record.also[:EVIDENCE_LINES]],
+            before,
         ):
             for number, text in enumerate(group):
                 again = label == "fix" and number > 0
@@ -217,7 +229,8 @@ def failure_block(
             lines += _labelled(tr("saw"), _place(line))
         why = tr("no cause in the catalogue matches what was seen")
         lines += _labelled(tr("why"), why)
-    state = "; ".join(part for part in (record.state, slow_imports(record)) if part)
+    parts = (tr_filled(record.state), slow_imports(record))
+    state = "; ".join(part for part in parts if part)
     if state:
         lines += _labelled(tr("state"), state)
     for text in record.stuck[:EVIDENCE_LINES]:
@@ -531,7 +544,7 @@ def live_line(open_stages: Iterable[StageRecord], now: float, width: int) -> str
     """The running stages, with time against budget and step, in one line."""
     line = " | ".join(
         f"{one.name} {now - one.started:.0f}/{one.budget_s:g} s "
-        f"{sanitize.line(one.step)}".rstrip()
+        f"{sanitize.line(tr_filled(one.step))}".rstrip()
         for one in open_stages
         if one.started is not None
     )
@@ -586,7 +599,7 @@ def summary(record: RunRecord, report: str) -> list[str]:
     for stage in record.stages:
         notes = [n for n in _notes(stage.facts) if n["id"] not in REPORT_ONLY]
         for note in notes[:NOTES]:
-            told = tr("gkd: note: {note}").format(note=note["text"])
+            told = tr("gkd: note: {note}").format(note=tr_filled(str(note["text"])))
             lines += wrapped("", sanitize.line(told), "     ")
     if record.cleaned:
         lines.append(
@@ -594,7 +607,7 @@ def summary(record: RunRecord, report: str) -> list[str]:
                 "gkd: {number} process(es) were left running and were ended: {which}"
             ).format(number=len(record.cleaned), which="; ".join(record.cleaned[:3]))
         )
-    lines += [f"gkd: {note}" for note in record.notes]
+    lines += [f"gkd: {tr_filled(note)}" for note in record.notes]
     if record.injected:
         lines.append(_injected(record.injected))
     if report:

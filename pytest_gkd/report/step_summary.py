@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import translated
-from pytest_gkd.language import tr
+from pytest_gkd.language import tr, tr_filled
 from pytest_gkd.report import render
 from pytest_gkd.report.record import FAILED, SKIPPED, TIMEOUT, RunRecord, StageRecord
 
@@ -54,7 +54,7 @@ def markdown(record: RunRecord, report: str) -> str:
     lines += map(_row, record.stages)
     for stage in failed:
         lines += _failure(stage)
-    lines += ["", *(f"- {literal(note)}" for note in record.notes)]
+    lines += ["", *(f"- {literal(tr_filled(note))}" for note in record.notes)]
     lines += ["", tr("Report: ") + literal(report), ""]
     return "\n".join(lines)
 

@@ -116,7 +116,8 @@ def ended_fault(codes: Mapping[str, int], when: str, kills_before: int) -> Stage
     cause, kills = "vllm.engine-died", oom_kills() - kills_before
     if code > 0:
         text = f"the engine's process {name} ended {when}, with {how}; its own output "
-        return StageFault(cause, f"{text}says why", {"exit_code": code})
+        text += "says why"
+        return StageFault(cause, text, {"exit_code": code})
     if how == "SIGXFSZ":
         cause = "env.file-size-limit"
     elif how == "SIGKILL" and kills > 0:

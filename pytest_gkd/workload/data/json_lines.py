@@ -371,9 +371,11 @@ def _line_fault(path: Path | str, number: int, raw: bytes) -> StageFault | None:
         problem = f" is not UTF-8: byte {raw[error.start]:#04x} at column {error.start}"
     except json.JSONDecodeError as error:
         # Only the last line may lack a line end.
-        problem = " is not JSON" if raw.endswith((b"\n", b"\r")) else " is cut off"
         detail = f"{error.msg.removesuffix(' at')} at column {error.colno}"
-        problem += f" ({detail}): {_short(shown)}"
+        if raw.endswith((b"\n", b"\r")):
+            problem = f" is not JSON ({detail}): {_short(shown)}"
+        else:
+            problem = f" is cut off ({detail}): {_short(shown)}"
     else:
         for value in found:
             if not isinstance(value, dict):

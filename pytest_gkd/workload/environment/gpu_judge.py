@@ -140,7 +140,8 @@ def _judge_torch(
     ]
     if chosen and torch.devices != len(chosen) and not wrong:
         text = f"torch counts {torch.devices} CUDA device(s), nvidia-smi lists "
-        items.append(Note("gpu.count", text + f"{len(chosen)} visible."))
+        text += f"{len(chosen)} visible."
+        items.append(Note("gpu.count", text))
     return items
 
 

@@ -132,12 +132,12 @@ def judge_shm(
 
 def judge_files(soft: int, hard: int) -> list[StageFault | Note]:
     """This process's limits on open files (RLIMIT_NOFILE)."""
-    text = f"the open file limit (ulimit -n) is {soft}, hard limit {hard}; "
+    text = f"the open file limit (ulimit -n) is {soft}, hard limit {hard}"
     if soft < FILES_FAIL:
-        text += f"at least {FILES_FAIL} is expected."
+        text += f"; at least {FILES_FAIL} is expected."
         return [StageFault("env.too-many-files", text, {"soft": soft, "hard": hard})]
     if max(soft, min(hard, 65536)) < FILES_NOTE:
-        return [Note("files.low", f"{text}Ray recommends {FILES_NOTE}.")]
+        return [Note("files.low", f"{text}; Ray recommends {FILES_NOTE}.")]
     return []
 
 
@@ -193,7 +193,8 @@ def shadowing(directory: Path, modules: tuple[str, ...]) -> list[StageFault | No
         for path in (directory / f"{module}.py", directory / module / "__init__.py"):
             if path.exists():
                 text = f"{path} hides the installed package {module} from scripts "
-                items.append(Note("package.shadowed", text + "started there."))
+                text += "started there."
+                items.append(Note("package.shadowed", text))
     return items
 
 

@@ -68,4 +68,5 @@ def judge_memory(memory: Memory) -> list[StageFault | Note]:
         limit = f", limited to {size_text(memory.limit_bytes)} by the cgroup"
     text = f"{size_text(memory.available_bytes)} of host memory are available of "
     text += f"{size_text(memory.total_bytes)}{limit}; a trainer and an engine want "
-    return [Note("memory.low", f"{text}{size_text(MEMORY_NOTE_BYTES)} or more.")]
+    text += f"{size_text(MEMORY_NOTE_BYTES)} or more."
+    return [Note("memory.low", text)]

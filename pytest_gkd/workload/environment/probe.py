@@ -210,8 +210,11 @@ def relevant_lines(lines: Sequence[str]) -> list[tuple[int, str]]:
         for number, line in enumerate(lines, 1)
         if line.strip() and "<frozen importlib" not in line
     ]
-    starts = ("Current thread", "Fatal Python error")
-    heads = [n for n, (_, line) in enumerate(numbered) if line.startswith(starts)]
+    heads = [
+        n
+        for n, (_, line) in enumerate(numbered)
+        if line.startswith(("Current thread", "Fatal Python error"))
+    ]
     # The error line precedes its stack; of several stacks the last counts.
     start = heads[-1] if heads else max(0, len(numbered) - TAIL_LINES)
     if len(heads) > 1 and numbered[heads[-2]][1].startswith("Fatal"):

@@ -115,7 +115,8 @@ def _extension(event: Mapping[str, Any]) -> Note:
     """An extension of vLLM that does not load, and that vLLM does without."""
     said = " ".join(str(event["text"]).split())[:TEXT_LIMIT]
     text = f"{event['failed']} failed: {event['error']}: {said}; vLLM goes on without "
-    return Note("vllm.extension", f"{text}it ({', '.join(event['without'])}).")
+    text += f"it ({', '.join(event['without'])})."
+    return Note("vllm.extension", text)
 
 
 def _own_lines(trace: str) -> list[str]:

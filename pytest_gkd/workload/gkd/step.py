@@ -107,13 +107,16 @@ def _judge_finite(report: StepReport, number: int) -> None:
     origins = []
     if report.nonfinite_teacher:
         origins.append(f"{report.nonfinite_teacher} values of the teacher are NaN")
-    for names, what in (
-        (report.nonfinite_parameters, "parameters held NaN or Inf before the step"),
-        (report.nonfinite_grads, "gradients are not finite"),
-    ):
-        if names:
-            count = f"{len(names)} of {report.parameters}"
-            origins.append(f"{count} {what} ({some(names)})")
+    if names := report.nonfinite_parameters:
+        origins.append(
+            f"{len(names)} of {report.parameters} parameters held NaN or Inf before "
+            f"the step ({some(names)})"
+        )
+    if names := report.nonfinite_grads:
+        origins.append(
+            f"{len(names)} of {report.parameters} gradients are not finite "
+            f"({some(names)})"
+        )
     if origins or not math.isfinite(report.loss):
         raise StageFault(
             "train.nan",

@@ -260,8 +260,8 @@ def _decoder(tensors: Iterable[Tensor], of: int, source: Path, origin: str) -> s
         if number >= of - 1 and not _OTHER_STACK.search(stack)
     ]
     if len(found) != 1:
-        what = f"has {of} layers by config.json, which its tensors do not show: "
         told = ", ".join(f"{stack} 0 to {number}" for stack, number in last.items())
+        what = f"has {of} layers by config.json, which its tensors do not show: "
         what += told[:300] or "none of them has a number"
         raise paths.fault("checkpoint.mismatch", source, origin, what)
     return found[0]

@@ -19,6 +19,7 @@ SAMPLES = {
     "accents": "Zo\u00eb caf\u00e9 na\u00efve \u00c5ngstr\u00f6m",
     "whitespace": "one  two\n\n\tthree   \n",
 }
+ASKED, ANSWERED = "What is the capital of France?", "Because it is so."
 
 
 @dataclass(frozen=True)
@@ -91,33 +92,32 @@ def check_chat_template(tokenizer: Any, origin: str, needed_for: str) -> str | N
     is empty. Raises StageFault ``tokenizer.chat-template`` if it is needed and missing,
     if it fails, or if it drops the user's text.
     """
-    asked = "What is the capital of France?"
     path = _path(tokenizer)
 
     def fault(problem: str) -> StageFault:
         facts = {"origin": origin, "path": path}
         return StageFault(
-            "tokenizer.chat-template", f"{origin}: the {problem}", facts=facts
+            "tokenizer.chat-template", f"{origin}: {problem}", facts=facts
         )
 
     if not getattr(tokenizer, "chat_template", None):
         if not needed_for:
             return None
         raise fault(
-            f"tokenizer of {path} has no chat template, and the prompts of "
+            f"the tokenizer of {path} has no chat template, and the prompts of "
             f"{needed_for} are chat messages"
         )
-    template = f"chat template of {path}"
+    template = f"the chat template of {path}"
     try:
         rendered = tokenizer.apply_chat_template(
-            [{"role": "user", "content": asked}],
+            [{"role": "user", "content": ASKED}],
             tokenize=False,
             add_generation_prompt=True,
         )
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
         raise fault(f"{template} fails on one turn of a user: {said}") from error
-    if asked not in rendered:
+    if ASKED not in rendered:
         said = f"it rendered {rendered[:80]!r}"
         raise fault(f"{template} drops the user's text: {said}")
     return str(rendered)
@@ -129,7 +129,7 @@ def check_generation_prompt(tokenizer: Any, origin: str) -> list[str]:
     Returns a note if not: asked for a generation prompt it adds nothing, although it
     writes control tokens between a question and its answer.
     """
-    question, answer = {"role": "user", "content": "Why?"}, "Because it is so."
+    question, answer = {"role": "user", "content": "Why?"}, ANSWERED
     turns = [question, {"role": "assistant", "content": answer}]
 
     def rendered(messages: list[dict[str, str]], *, prompt: bool) -> str:

@@ -108,15 +108,15 @@ def load_processor(name: str, origin: str, *, trust_remote_code: bool) -> str | 
 def _not_built(what: str, path: str, origin: str, error: Exception) -> StageFault:
     """The fault for a tokenizer or processor that transformers refused to build."""
     facts = {"path": path, "origin": origin}
-    problem = f"{origin}: no {what} can be built from {path}: "
+    problem = f"{origin}: no {what} can be built from {path}"
     wanted = _REQUIRED.search(str(error)) if isinstance(error, ImportError) else None
     if wanted is not None:
         package = wanted[2].lower()
         facts["package"] = package = PIP_NAMES.get(package, package)
-        problem += f"{wanted[1]} needs the package {package}, which is not installed"
+        problem += f": {wanted[1]} needs the package {package}, which is not installed"
         return StageFault("env.package-missing", problem, facts=facts)
     said = next((line for line in str(error).splitlines() if line.strip()), "")
-    problem += f"{type(error).__name__}: {said.strip()}"
+    problem += f": {type(error).__name__}: {said.strip()}"
     return StageFault("tokenizer.load", problem, facts=facts)
 
 

@@ -74,8 +74,9 @@ def _sizes(run: RankRun) -> StageFault | None:
         f"{rank_words.name(ranks)} with {size}" for size, ranks in sorted(told.items())
     )
     text = f"the ranks were started with different world sizes: {states}; expected one "
+    text += "for all"
     sizes = {str(size): ranks for size, ranks in told.items()}
-    return _fault(run, "comm.world-size", f"{text}for all", world_sizes=sizes)
+    return _fault(run, "comm.world-size", text, world_sizes=sizes)
 
 
 def _met(run: RankRun, what: str) -> dict[Any, list[int]]:
@@ -97,7 +98,8 @@ def wrong_values(records: tuple[RankRecord, ...]) -> str:
             more = f" ({len(wrong)} operations were wrong)" if len(wrong) > 1 else ""
             text = f"rank {record.rank}: {entry['kind'].replace('_', '-')} of "
             text += f"{entry['dtype']}[{entry['count']}] gave {entry['got']}, expected "
-            lines.append(f"{text}{entry['expected']} at index {entry['index']}{more}")
+            text += f"{entry['expected']} at index {entry['index']}{more}"
+            lines.append(text)
     if lines and len(lines) < len(records):
         right = [r.rank for r in records if r.found and not r.found["wrong"]]
         lines.append(f"right on {rank_words.name(right)}")
@@ -128,15 +130,17 @@ def _died(run: RankRun) -> StageFault | None:
         return None
     first = min(dead, key=lambda record: record.ended_at or 0.0)
     others = [record for record in run.records if record is not first]
-    place, at = "after" if first.found is not None else "in", ""
+    after, at = first.found is not None, ""
     if others:
         furthest = max(others, key=_distance)
         at = f", while rank {furthest.rank} was in {furthest.operation}"
-        if _distance(furthest) > _distance(first):
-            place = "after"
+        after = after or _distance(furthest) > _distance(first)
     ended = exit_name(first.code)
-    text = f"rank {first.rank} (pid {first.pid}) ended with {ended} {place} "
-    text += f"{first.operation}{at}; expected it to reach the end"
+    text = f"rank {first.rank} (pid {first.pid}) ended with {ended} "
+    text += f"in {first.operation}{at}; expected it to reach the end"
+    if after:
+        text = f"rank {first.rank} (pid {first.pid}) ended with {ended} "
+        text += f"after {first.operation}{at}; expected it to reach the end"
     lines = last_words(first) + _of_peers(others)
     facts = {"rank": first.rank, "ended_with": ended}
     return _fault(run, "comm.peer-died", text, lines, **facts)
@@ -170,7 +174,8 @@ def _launcher(run: RankRun) -> Exception | None:
         text += f"{run.waited_s:.1f} s it uses no processor and waits"
         return _fault(run, "env.import-stuck", text, package="torch")
     text = f"the {run.plan.world_size} ranks were not running after "
-    return RankError(f"{text}{run.waited_s:.1f} s: {run.launcher_error}")
+    text += f"{run.waited_s:.1f} s: {run.launcher_error}"
+    return RankError(text)
 
 
 def _slow(run: RankRun) -> RankError | None:
@@ -191,7 +196,8 @@ def _slow(run: RankRun) -> RankError | None:
         for r in run.records[:8]
     )
     text = f"the {run.plan.world_size} ranks were not done after {run.waited_s:.1f} s, "
-    return RankError(f"{text}all the time that the stage had for them: {places}")
+    text += f"all the time that the stage had for them: {places}"
+    return RankError(text)
 
 
 def _absent(run: RankRun) -> StageFault | None:
@@ -210,10 +216,11 @@ def _absent(run: RankRun) -> StageFault | None:
         late = rank_words.name([r.rank for r in run.records if not r.joined])
         states = f"all came, and {late} could not connect to the others"
     text = f"{len(came)} of {run.plan.world_size} ranks came to the rendezvous within "
+    text += f"{run.waited_s:.1f} s: {states}"
     return _fault(
         run,
         "comm.rendezvous",
-        f"{text}{run.waited_s:.1f} s: {states}",
+        text,
         _of_peers(came) + _stacks(absent),
         joined=len(came),
         missing_ranks=[record.rank for record in absent],

@@ -1,0 +1,166 @@
+"""Messages with their values in them are translated by their templates."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_language import CHINESE_TEXT
+
+from pytest_gkd import language
+from pytest_gkd.filled_texts import LONGEST, PLACE, FilledTexts
+from pytest_gkd.report import page, render
+from pytest_gkd.report.compare import Report
+from pytest_gkd.report.record import FAILED, PASSED, StageRecord
+
+TEXTS = {
+    "{file} has no rows{more}": "{file} 没有行{more}",
+    ", only blank lines": "，只有空行",
+    "is empty (0 bytes)": "是空的（0 字节）",
+    "rank {rank} waits for {others}": "rank {rank} 等待 {others}",
+    "{some} of {all} ranks": "{all} 个 rank 中的 {some} 个",
+    "column {name} is {wrong}; expected text": "列 {name} 是 {wrong}；应为文本",
+    "a list without messages": "没有消息的列表",
+    "GPU {a} and GPU {a} are one": "GPU {a} 只有一个",
+}
+JOINTS = {"; ": "；", ": ": "：", ", ": "，", "\n": "\n", " ": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a.jsonl has no rows", "a.jsonl 没有行"),
+        ("a.jsonl has no rows, only blank lines", "a.jsonl 没有行，只有空行"),
+        (
+            "--data: /x/a.parquet is empty (0 bytes)",
+            "--data: /x/a.parquet 是空的（0 字节）",
+        ),
+        ("2 of 4 ranks.", "4 个 rank 中的 2 个。"),
+        ("rank 3 waits for 2 of 4 ranks", "rank 3 等待 4 个 rank 中的 2 个"),
+        (
+            "column 'a' is a list without messages; expected text",
+            "列 'a' 是 没有消息的列表；应为文本",
+        ),
+        ("GPU 1 and GPU 1 are one", "GPU 1 只有一个"),
+        # What was not made of these templates stays.
+        ("GPU 1 and GPU 2 are one", None),
+        ("the best of all ranks", None),
+        ("my own pool has no room: 7", None),
+        ("rank", None),
+        ("", None),
+    ],
+)
+def test_a_text_is_known_with_its_values(text: str, expected: str | None) -> None:
+    known = FilledTexts(TEXTS, JOINTS, "。")
+    assert known.translate(text) == (text if expected is None else expected)
+
+
+def test_a_value_that_looks_like_a_place_is_not_filled() -> None:
+    known = FilledTexts(TEXTS, JOINTS, "。")
+    text = "rank {others} waits for {rank}\\1"
+    assert known.translate(text) == "rank {others} 等待 {rank}\\1"
+
+
+def test_a_huge_text_is_left_alone() -> None:
+    text = "rank 1 waits for " + "; : , " * LONGEST
+    assert FilledTexts(TEXTS, JOINTS, "。").translate(text) == text
+
+
+@pytest.fixture
+def chinese() -> Iterator[None]:
+    language.use("zh")
+    yield
+    language.use("en")
+
+
+def test_every_message_of_the_stages_is_known_again(chinese: None) -> None:
+    found = dict(language.filled_texts())
+    assert len(found) > 500
+    for text, told in found.items():
+        values = {f"{name}.7" for name in PLACE.findall(text)}
+        shown = language.tr_filled(PLACE.sub(r"\1.7", text))
+        assert CHINESE_TEXT.search(shown) or not CHINESE_TEXT.search(told), text
+        assert all(value in shown for value in values), shown
+
+
+def stage(**more: object) -> StageRecord:
+    made = StageRecord("data", "test_data.py::test_data", "cpu", 20.0, duration_s=1.0)
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_what_a_stage_says_is_shown_in_chinese(chinese: None) -> None:
+    failed = stage(
+        outcome=FAILED,
+        step="checking the rows: 512 read",
+        message="/x/a.jsonl has no rows, only blank lines",
+        also=["[data.schema] no rows", "teardown: own words"],
+        state="",
+    )
+    text = "\n".join(render.failure_block(failed, "report.json"))
+    assert "，当时正在：检查各行：已读取 512 行" in text
+    assert "/x/a.jsonl 没有行，只有空行" in text
+    assert render.further(failed.also[0]) == "[data.schema] 没有行"
+    assert render.further(failed.also[1]) == failed.also[1]
+    passed = stage(outcome=PASSED, facts={"summary": "12 tensors, 3.0 MB"})
+    assert "12 个张量，3.0 MB" in render.result_line(passed)
+    running = stage(started=1.0, step="comparing the vocabularies")
+    assert "比较词表" in render.live_line([running], 3.0, 200)
+    html = page.html(Report("x", {"stages": [failed.to_json()]}), Path())
+    assert "没有行，只有空行" in html
+
+
+STAGE = """
+import pytest
+from pytest_gkd.stage_api import StageFault
+
+@pytest.mark.gkd_stage("probe", timeout=60)
+def test_probe(gkd):
+    gkd.step("comparing the vocabularies")
+    text = "RANK=1 in the environment: launchers set these for each rank themselves."
+    gkd.note("probe.note", text)
+    fault = StageFault("data.empty", "/x/a.jsonl has no rows, only blank lines")
+    raise StageFault("data.schema", "own words about 7 rows", also=[fault])
+"""
+
+
+@pytest.mark.parametrize("chosen", ["en", "zh"])
+def test_a_fault_is_told_in_chinese_and_recorded_in_english(
+    tmp_path: Path, chosen: str
+) -> None:
+    (tmp_path / "test_probe.py").write_text(STAGE)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider"]
+    command += ["test_probe.py", "--gkd-stages=probe", f"--gkd-lang={chosen}"]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    in_chinese = "/x/a.jsonl 没有行，只有空行" in done.stdout
+    assert in_chinese == (chosen == "zh"), done.stdout
+    assert ("环境里有 RANK=1" in done.stdout) == (chosen == "zh")
+    assert "own words about 7 rows" in done.stdout
+    report = json.loads((tmp_path / ".gkd/last/report.json").read_text())
+    (found,) = report["stages"]
+    assert found["message"] == "own words about 7 rows"
+    assert found["step"] == "comparing the vocabularies"
+    assert found["also"] == ["[data.empty] /x/a.jsonl has no rows, only blank lines"]
+    text = json.dumps(report, ensure_ascii=False)
+    assert not CHINESE_TEXT.search(text)
+
+
+def test_english_loads_no_templates() -> None:
+    code = (
+        "import sys\n"
+        "from pytest_gkd import language\n"
+        "from pytest_gkd.report import render\n"
+        "assert language.tr_filled('no rows') == 'no rows'\n"
+        "assert 'pytest_gkd.filled_texts' not in sys.modules\n"
+        "language.use('zh')\n"
+        "assert 'pytest_gkd.filled_texts' not in sys.modules\n"
+        "assert language.tr_filled('no rows') != 'no rows'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
