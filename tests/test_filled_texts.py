@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ from pytest_gkd.filled_texts import LONGEST, PLACE, FilledTexts
 from pytest_gkd.report import page, render
 from pytest_gkd.report.compare import Report
 from pytest_gkd.report.record import FAILED, PASSED, StageRecord
+from pytest_gkd.watch import status_line
+from pytest_gkd.watch.samples import AT_WORK, Progress, Usual, Verdict
+from pytest_gkd.watch.screen import own_lines
 
 TEXTS = {
     "{file} has no rows{more}": "{file} 没有行{more}",
@@ -99,7 +103,7 @@ def test_what_a_stage_says_is_shown_in_chinese(chinese: None) -> None:
         outcome=FAILED,
         step="checking the rows: 512 read",
         message="/x/a.jsonl has no rows, only blank lines",
-        also=["[data.schema] no rows", "teardown: own words"],
+        also=["[data.schema] no rows", "mine: own words"],
         state="",
     )
     text = "\n".join(render.failure_block(failed, "report.json"))
@@ -164,3 +168,36 @@ def test_english_loads_no_templates() -> None:
         "assert language.tr_filled('no rows') != 'no rows'\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+WATCHED = """\
+stuck for 3:00 in training-step (likely)
+  saw   rank 1 is stopped by a signal (SIGSTOP); kill -CONT 4711 lets it go on
+  wait  rank 0 waits for all_reduce: it is idle
+  cause a rank did not enter the collective [comm.collective-timeout]
+  more  gkd explain comm.collective-timeout
+  2.    perhaps every rank stands in synchronize [cuda.xid]
+the machine slept for 0:42
+my own words"""
+
+
+def test_what_the_watcher_says_is_translated_with_its_labels(chinese: None) -> None:
+    lines = own_lines(WATCHED).splitlines()
+    assert all(line.startswith("gkd: ") for line in lines)
+    assert lines[0].startswith("gkd: 卡住 已 3:00，阶段 training-step")
+    assert lines[1].startswith(
+        "gkd:   证据  rank 1 被信号停住（SIGSTOP）；kill -CONT 4711"
+    )
+    assert lines[2] == "gkd:   等待  rank 0 在等 all_reduce：它是空闲的"
+    assert re.search(r"原因 .*\[comm.collective-timeout\]", lines[3])
+    assert lines[4] == "gkd:   更多  gkd explain comm.collective-timeout"
+    assert lines[5].startswith("gkd:   2. ")
+    assert lines[6:] == ["gkd: 机器休眠了 0:42", "gkd: my own words"]
+    progress = Progress(phase="rollout", phase_at=0.0, step=3, total=9)
+    told = status_line.parts(Verdict(AT_WORK), progress, Usual(), None, 0.0, 42.0)
+    assert told == ["rollout 0:42", "第 3/9 步"]
+    assert "正常工作" in status_line.line(Verdict(AT_WORK), told, 80)
+
+
+def test_what_the_watcher_says_in_english_is_as_it_was() -> None:
+    assert own_lines(WATCHED) == "".join(f"gkd: {x}\n" for x in WATCHED.splitlines())

@@ -17,7 +17,7 @@ _WORD = re.compile(r"(?<![\w./-])[a-z]{2,}(?![\w/=-])")
 _TWO = re.compile(r"\w\W* \W*\w")
 _PLACE = re.compile(r"\{[^{}]*\}")
 # Patterns, and code for other processes.
-_CODE = re.compile(r"\\|^import |^<|[{}]")
+_CODE = re.compile(r"\\|^import |^<|^gkd [a-z]+ \0$|[{}]")
 
 
 def messages(source: str) -> Iterator[str]:

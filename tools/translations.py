@@ -29,14 +29,23 @@ PACKAGE = CATALOGUES.parent
 PO = CATALOGUES / CHINESE / "LC_MESSAGES" / f"{DOMAIN}.po"
 MO = PO.with_suffix(".mo")
 KEYWORDS = {"tr": None, "marked": None}
-# Where stages and what they run tell the user something, below the repository.
+# Modules whose messages end up in the record of a run, which is rendered.
+SHOWN = (
+    *("processes/gpus", "processes/host_capabilities", "processes/kernel_calls"),
+    *("processes/kill", "processes/oom", "processes/py_spy", "processes/resource_use"),
+    *("processes/stacks", "processes/stall", "processes/tree"),
+    *("run/findings", "run/guardian_watch", "run/job_settings", "run/outcome"),
+    *("run/pytest_report", "run/recorder", "run/stage_reports", "run/user_settings"),
+    "run/worker",
+)
+# Where users are told something with values in it, below the repository.
 MESSAGES = (
     *("stages", "pytest_gkd/workload", "pytest_gkd/own_faults.py"),
-    *("pytest_gkd/watch", "pytest_gkd/processes", "pytest_gkd/run"),
-    "pytest_gkd/diagnosis/shadowed_imports.py",
+    *("pytest_gkd/watch", "pytest_gkd/diagnosis/shadowed_imports.py"),
+    *(f"pytest_gkd/{module}.py" for module in SHOWN),
 )
-# Programs of their own, sample texts, and faults that are injected.
-NO_MESSAGES = {"gguf.py", "tiny_text.py", "inject"}
+# Help pages, a program of its own, sample texts, and faults that are injected.
+NO_MESSAGES = {"arguments.py", "gguf.py", "tiny_text.py", "inject"}
 METHODS = {".py": "python", ".jinja": "jinja2.ext:babel_extract"}
 # What a translation must have as often as its text: {name}, <name>, %s, `quoted`,
 # options, variables, keys, file names and commands, which hold no Chinese.

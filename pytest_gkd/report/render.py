@@ -555,7 +555,7 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
     """What is about to run, on which device, with the choices made for the user."""
     settings = record.settings
     device = "cpu" if not settings["gpus"] else f"{settings['gpus']} GPU(s)"
-    device += f" ({settings['gpus_why']})" if settings["gpus_why"] else ""
+    device += f" ({tr_filled(settings['gpus_why'])})" if settings["gpus_why"] else ""
     told = tr(
         "gkd: layout {layout} ({why}), device {device}, {lanes} lane(s), "
         "student {student}"
@@ -577,10 +577,10 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
         )
         lines.append(told.format_map({**job, "taken": taken}))
     if settings["shrink_why"]:
-        lines.append(f"gkd: {settings['shrink_why']}")
+        lines.append(f"gkd: {tr_filled(settings['shrink_why'])}")
     if record.injected:
         lines.append(_injected(record.injected))
-    lines += [f"gkd: {note}" for note in notes]
+    lines += [f"gkd: {tr_filled(note)}" for note in notes]
     return [sanitize.line(line) for line in lines]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
-from pytest_gkd.language import tr
+from pytest_gkd.language import tr, tr_filled
 from pytest_gkd.report import flame, templates
 from pytest_gkd.report.page_texts import Files, cut, diagnosis
 from pytest_gkd.report.record import REPORT
@@ -83,7 +83,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _texts(lines: Any) -> list[str]:
-    return [cut(str(line)) for line in lines or ()]
+    return [cut(tr_filled(str(line))) for line in lines or ()]
 
 
 def _suspect(one: Mapping[str, Any]) -> str:

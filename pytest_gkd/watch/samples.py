@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pytest_gkd.diagnosis.stack_dump import Thread
+from pytest_gkd.language import marked
 from pytest_gkd.processes.kernel_calls import Call
 
 # No pid has more bits (Linux, include/linux/threads.h, PID_MAX_LIMIT).
@@ -231,13 +232,13 @@ class Usual:
     step_s: float | None = None
 
 
-AT_WORK, SLOW, STUCK, DEAD, FINISHED, HELD = (
-    "at work",
-    "slow",
-    "stuck",
-    "dead",
-    "finished",
-    "held",
+VERDICTS = AT_WORK, SLOW, STUCK, DEAD, FINISHED, HELD = (
+    marked("at work"),
+    marked("slow"),
+    marked("stuck"),
+    marked("dead"),
+    marked("finished"),
+    marked("held"),
 )
 
 

@@ -6,17 +6,30 @@ The job's output is never touched: a terminal's last row is taken out of what sc
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from collections import deque
 
 from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
+from pytest_gkd.diagnosis import translated
+from pytest_gkd.language import ENGLISH, current, marked, tr, tr_filled
+from pytest_gkd.report.columns import padded
 from pytest_gkd.watch import relay
 from pytest_gkd.watch.command import Command
 from pytest_gkd.watch.relay import Sign
+from pytest_gkd.watch.samples import VERDICTS
 from pytest_gkd.watch.terminal import LEAST_ROWS, Terminal, is_terminal
 
+# The lines below a verdict; the other labels are those of a diagnosis.
+_LABELS = (marked("wait"), marked("all"))
+_LABELLED = re.compile(
+    r"  (saw|wait|also|cause|more|note|fix|all|\d\.) +(?:perhaps )?(.*)"
+)
+# After a verdict that is not certain.
+LIKELY = " (likely)"
+_CAUSED = re.compile(r"(.*) \[([\w.-]+)\]")
 PART = 3000
 WAIT_S = 1.0
 
@@ -157,4 +170,25 @@ class SharedScreen:
 
 def own_lines(text: str) -> str:
     """The watcher's lines, as all that ``gkd`` says beside its answers."""
-    return "".join(f"gkd: {line}\n" for line in sanitize.text(text).splitlines())
+    lines = sanitize.text(text).splitlines()
+    return "".join(f"gkd: {translated_line(line)}\n" for line in lines)
+
+
+def translated_line(line: str) -> str:
+    """A line of the watcher in the user's language, its label and verdict, too."""
+    if current() == ENGLISH:
+        return line
+    if labelled := _LABELLED.fullmatch(line):
+        label, said = labelled.groups()
+        if caused := _CAUSED.fullmatch(said):
+            said, cause = caused.groups()
+            said = f"{translated.title(cause, said)} [{cause}]"
+        return f"  {padded(tr(label), 5)} {tr_filled(said)}"
+    sure = f" ({tr('likely')})"
+    if line.endswith(LIKELY):
+        return translated_line(line.removesuffix(LIKELY)) + sure
+    word = next((one for one in VERDICTS if line.startswith(one)), "")
+    head, colon, why = line.partition(": ")
+    if head in (word, word + LIKELY) and why:
+        return tr(word) + sure * (head != word) + tr(colon) + tr_filled(why)
+    return tr(word) + tr_filled(line)[len(word) :]

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_gkd import sanitize
+from pytest_gkd.language import tr, tr_filled
 from pytest_gkd.watch.samples import (
     AT_WORK,
     JobSample,
@@ -68,13 +69,13 @@ def parts(
         found.append("started")
     if verdict.word != AT_WORK and verdict.why:
         found.insert(0, verdict.why[0])
-    return [sanitize.line(one) for one in found]
+    return [tr_filled(sanitize.line(one)) for one in found]
 
 
 def line(verdict: Verdict, told: list[str], columns: int) -> str:
     """The line for a terminal, with its colours, cut to its width."""
     text = Text(no_wrap=True, overflow="ellipsis")
-    text.append(f" {verdict.word} ", style=f"reverse {_STYLES[verdict.word]}")
+    text.append(f" {tr(verdict.word)} ", style=f"reverse {_STYLES[verdict.word]}")
     text.append(" " + " · ".join(told))
     text.truncate(max(10, columns - 1), overflow="ellipsis")
     console = Console(

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis.phase_marks import Mark
+from pytest_gkd.language import tr
 from pytest_gkd.processes import background
 from pytest_gkd.watch import (
     exits,
@@ -455,7 +456,7 @@ class Watch:
         elif now >= self._lined_at + LINE_S:
             self._lined_at = now
             at = time.strftime("%H:%M:%S")
-            told = " · ".join([self.verdict.word, *self._parts(now)])
+            told = " · ".join([tr(self.verdict.word), *self._parts(now)])
             self.screen.say(f"{at} {told}")
 
     def _parts(self, now: float) -> list[str]:
