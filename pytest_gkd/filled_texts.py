@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 PLACE = re.compile(r"\{([^{}\s]+)\}")
 # A template with fewer characters of its own, and not so many at its start, takes only
 # single words with a number among them: "{count} rows" fits "512 rows", not every text
 # that ends in "rows".
-OWN_CHARS, FIRST_CHARS = 8, 4
+OWN_CHARS, FIRST_CHARS = 6, 4
+# One with so many is known even around a value in words that are not, as an exception.
+FIRM_CHARS = 12
 MOST_JOINTS = 40
-# A path or a name at the end of a text, about which the next one says something.
-SUBJECT = re.compile(r"(?:^|: )[^\s:]*[/._\d'][^\s:]*$")
+MOST_KEPT = 1_000
+# What is no name, path or number.
+PROSE = re.compile(r"(?<![\w./'-])[a-z]{2,}(?![\w/='-])")
+# A path, a name or a process, about which the next text says something.
+SUBJECT = re.compile(
+    r"(?:^|: )(?:[^\s:]*[/._\d'][^\s:]*|(?:ranks?|pid) \d[\d, and-]*"
+    r"|.+ \(pid [^()]+\))$"
+)
 # A longer text was made of no template; the search takes more than linear time.
 LONGEST = 4_000
 
@@ -25,6 +33,7 @@ class _Template:
 
     around: tuple[str, ...]
     places: tuple[str, ...]
+    own: int
     loose: bool
     translation: str
 
@@ -34,7 +43,7 @@ class _Template:
         around, places = tuple(parts[::2]), tuple(parts[1::2])
         own, first = sum(map(_chars, around)), _chars(around[0])
         loose = own >= OWN_CHARS or first >= FIRST_CHARS
-        return cls(around, places, loose, translation)
+        return cls(around, places, own, loose, translation)
 
     def values(self, text: str) -> dict[str, str] | None:
         """What stands in its places if the text was made of it, else None."""
@@ -43,79 +52,163 @@ class _Template:
         at = len(first)
         if at > end or not text.startswith(first) or not text.endswith(last):
             return None
+        if not first and text[:1] in " ,;:.":  # its first value is missing
+            return None
         found: dict[str, str] = {}
         for name, after in zip(self.places, [*between, None], strict=True):
             stop = end if after is None else text.find(after, at, end)
             value = text[at:stop]
-            if stop < 0 or found.setdefault(name, value) != value:
+            if stop < 0 or value.count("(") != value.count(")"):
+                return None
+            if found.setdefault(name, value) != value:
                 return None
             at = stop + len(after or "")
         told = " ".join(found.values())
-        words = told.count(" ") < len(found) and re.search(r"\d", told)
-        return found if self.loose or words else None
+        words = all(found.values()) and told.count(" ") < len(found)
+        return found if self.loose or (words and re.search(r"\d", told)) else None
 
     def filled(self, values: Mapping[str, str]) -> str:
         """The translation with these values."""
         return PLACE.sub(lambda one: values.get(one[1], one[0]), self.translation)
 
 
-def _chars(text: str) -> int:
-    """How many characters it has but blanks."""
-    return len("".join(text.split()))
+@dataclass(frozen=True)
+class _Reading:
+    """A text in the other language: how many of its characters were in a template, how
+    many are in words that were in none, and how long its longest value is."""
+
+    text: str
+    known: int = 0
+    unknown: int = 0
+    longest: int = 0
+
+    @classmethod
+    def of(cls, text: str) -> _Reading:
+        """A text that stays as it is."""
+        return cls(text, 0, sum(map(len, PROSE.findall(text))))
+
+    def __add__(self, other: _Reading) -> _Reading:
+        return _Reading(
+            self.text + other.text,
+            self.known + other.known,
+            self.unknown + other.unknown,
+            max(self.longest, other.longest),
+        )
+
+    @property
+    def explained(self) -> tuple[int, int]:
+        """Of two readings that know as much, the one with the shorter values is right:
+        the other has put more than a value into one."""
+        return self.known - self.unknown, -self.longest
 
 
 class FilledTexts:
     """Knows templates, with ``{name}`` for each place, and their translations.
 
-    A translation may leave out a place, such as that of a plural's "s". ``joints`` are
-    what stands between texts that were made apart, and what stands there when both are
-    translated; ``stop`` is what ends a sentence.
+    ``joints`` are what stands between texts that were made apart, and what stands there
+    in the other language; ``stop`` is what ends a sentence.
     """
 
     def __init__(
         self, texts: Mapping[str, str], joints: Mapping[str, str], stop: str
     ) -> None:
         self._texts, self._joints, self._stop = texts, joints, stop
-        self._joint = re.compile("|".join(map(re.escape, joints)))
         made = [_Template.of(*one) for one in texts.items() if PLACE.search(one[0])]
-        # The one that explains most of a text is the likeliest.
-        self._templates = sorted(made, key=lambda one: -len("".join(one.around)))
-        self._known: dict[str, str | None] = {}
+        self._templates = sorted(made, key=lambda one: -one.own)
+        self._told: dict[str, str] = {}
 
     def translate(self, text: str) -> str:
         """The text as far as it was made of these templates; the rest as it is."""
         if len(text) > LONGEST or " " not in text:
             return text
-        if text not in self._known:
-            self._known[text] = self._whole(text) or self._joined(text)
-        return self._known[text] or text
+        if text not in self._told:
+            if len(self._told) > MOST_KEPT:
+                self._told.clear()
+            fitting = [
+                one
+                for one in self._templates
+                if all(part in text for part in one.around)
+            ]
+            search = _Search(self._texts, fitting, self._joints, self._stop)
+            self._told[text] = search.best(text).text
+        return self._told[text]
 
-    def _whole(self, text: str) -> str | None:
-        """A text that was made of one template."""
+
+class _Search:
+    """The readings of one text and its parts, by the ``templates`` that may fit."""
+
+    def __init__(
+        self,
+        texts: Mapping[str, str],
+        templates: Sequence[_Template],
+        joints: Mapping[str, str],
+        stop: str,
+    ) -> None:
+        self._texts, self._templates = texts, templates
+        self._joints, self._stop = joints, stop
+        self._joint = re.compile("|".join(map(re.escape, joints)))
+        self._found: dict[str, _Reading] = {}
+
+    def best(self, text: str) -> _Reading:
+        """The reading that explains most; the text itself if none explains enough."""
+        if " " not in text:
+            return _Reading.of(text)
+        if text not in self._found:
+            found = (*self._whole(text), *self._parts(text))
+            enough = (one for one in found if one.known >= one.unknown)
+            own = _Reading.of(text)
+            self._found[text] = max(enough, key=lambda one: one.explained, default=own)
+        return self._found[text]
+
+    def _whole(self, text: str) -> Iterator[_Reading]:
+        """The text as made of one template."""
         if text in self._texts:
-            return self._texts[text]
+            yield _Reading(self._texts[text], _chars(text))
+            return
         for template in self._templates:
             values = template.values(text)
             if values is not None:
-                return template.filled(
-                    {name: self.translate(value) for name, value in values.items()}
-                )
-        told = self._whole(text[:-1]) if text.endswith(".") else None
-        return told and told + self._stop
+                read = {name: self.best(value) for name, value in values.items()}
+                told = template.filled({name: one.text for name, one in read.items()})
+                known = template.own + sum(one.known for one in read.values())
+                unknown = sum(one.unknown for one in read.values())
+                # So many words of its own are no accident.
+                firm = template.own >= FIRM_CHARS
+                unknown = min(unknown, known) if firm else unknown
+                yield _Reading(told, known, unknown, max(map(len, values.values())))
+        if text.endswith("."):
+            for one in self._whole(text[:-1]):
+                yield one + _Reading(self._stop, 1)
 
-    def _joined(self, text: str) -> str | None:
-        """A text that was joined from others, at the first joint that shows it."""
+    def _joined(self, text: str, joint: str) -> Iterator[_Reading]:
+        """The text as two with this joint between them, one of which is known."""
+        before, found, after = text.partition(joint)
+        while found and after:
+            if any(self._whole(before)) or any(self._whole(after)):
+                between = _Reading(self._joints[joint])
+                yield self.best(before) + between + self.best(after)
+            more, found, after = after.partition(joint)
+            before += joint + more
+
+    def _parts(self, text: str) -> Iterator[_Reading]:
+        """The text as two, the second of which goes on with a sentence or has its
+        subject in the first."""
         for joint in itertools.islice(self._joint.finditer(text), MOST_JOINTS):
             before, after = text[: joint.start()], text[joint.end() :]
-            if told := self._whole(text[joint.start() :]):
-                return self.translate(before) + told
-            between = self._joints[joint[0]]
-            if joint[0] == " " and not before.endswith("."):
-                if not SUBJECT.search(before):
-                    continue
-                between = " "
-            if told := self._whole(before):
-                return told + between + self.translate(after)
-            if told := self._whole(after):
-                return self.translate(before) + between + told
-        return None
+            for one in self._whole(text[joint.start() :]):
+                yield self.best(before) + one
+            if joint[0] == " " and (before.endswith(".") or SUBJECT.search(before)):
+                for one in self._whole(after):
+                    blank = "" if before.endswith(".") else " "
+                    yield self.best(before) + _Reading(blank) + one
+                if before.endswith("."):
+                    for one in self._whole(before):
+                        yield one + self.best(after)
+        for between in self._joints:
+            if between != " ":
+                yield from self._joined(text, between)
+
+
+def _chars(text: str) -> int:
+    """How many characters it has but blanks."""
+    return len("".join(text.split()))

@@ -29,6 +29,7 @@ _LABELLED = re.compile(
 )
 # After a verdict that is not certain.
 LIKELY = " (likely)"
+_STOOD = re.compile(rf"({'|'.join(VERDICTS)}) for (.+) in (\S+?)( \(likely\))?")
 _CAUSED = re.compile(r"(.*) \[([\w.-]+)\]")
 PART = 3000
 WAIT_S = 1.0
@@ -185,8 +186,11 @@ def translated_line(line: str) -> str:
             said = f"{translated.title(cause, said)} [{cause}]"
         return f"  {padded(tr(label), 5)} {tr_filled(said)}"
     sure = f" ({tr('likely')})"
-    if line.endswith(LIKELY):
-        return translated_line(line.removesuffix(LIKELY)) + sure
+    if stood := _STOOD.fullmatch(line):
+        word, time, phase, likely = stood.groups()
+        told = tr("{word} for {time} in {phase}")
+        told = told.format(word=tr(word), time=time, phase=phase)
+        return told + (sure if likely else "")
     word = next((one for one in VERDICTS if line.startswith(one)), "")
     head, colon, why = line.partition(": ")
     if head in (word, word + LIKELY) and why:

@@ -274,9 +274,6 @@ class CommandWatch:
             return
         if self._interrupted:
             return
-        ended = (
-            f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        )
         found = stuck_report.diagnosed(watch.log, self.asked.rules)
         # A traceback tells where it was raised, whether its cause is known or not.
         told = found.get("verdict") in ("failed", "unknown")
@@ -284,7 +281,10 @@ class CommandWatch:
         where = f" in {phase}" if phase not in ("", "unknown") else ""
         step = f", step {progress.step}" if progress.step is not None else ""
         spent = verdicts.span(monotonic() - watch.began)
-        why = [f"{ended} after {spent}{where}{step}"]
+        how_far = f"{spent}{where}{step}"
+        why = [f"exit code {code} after {how_far}"]
+        if code < 0:
+            why = [f"signal {signal.Signals(-code).name} after {how_far}"]
         if who := verdicts.first_to_end(watch.ends, monotonic()):
             why.append(f"{who} was the first of its processes to end")
         verdict = Verdict(DEAD, 0.0, tuple(why), phase=phase, who=who)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pytest_gkd import rank_words
 from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.diagnosis.stack_dump import Thread
+from pytest_gkd.language import marked
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch import own_frames, rank_sets, stack_tree, waiting
 from pytest_gkd.watch.samples import ProcessSample
@@ -22,7 +23,10 @@ MUTUAL = ("collective", "store", "gpu")  # which other ranks have to come to as 
 _THINGS = ("a ", "an ", "its ", "the ")
 # Kernel calls that say little by their names.
 _KERNEL_WORDS = {"futex": "futex(): for a lock, an event or a thread"}
-STOPPED = {"T": "is stopped (SIGSTOP or Ctrl-Z)", "t": "is held by a debugger"}
+STOPPED = {
+    "T": marked("is stopped (SIGSTOP or Ctrl-Z)"),
+    "t": marked("is held by a debugger"),
+}
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,9 @@ class _Job:
             return f"waits for {wait.operation}: it is idle"
         if wait and wait.kind != "sleep":
             is_call = wait.kind in MUTUAL and not wait.operation.startswith(_THINGS)
-            return f"waits {'in' if is_call else 'for'} {_placed(wait)}"
+            if is_call:
+                return f"waits in {_placed(wait)}"
+            return f"waits for {_placed(wait)}"
         frame = own_frames.last_own(own_frames.own(main))
         where = f"is in {frame}" if frame else "has no frames of Python"
         return where + (f", {call}" if call else "")
@@ -481,12 +487,6 @@ class _Job:
 
     def _sentence(self, edge: _Edge) -> str:
         """``ranks 0-6 wait in all_reduce for rank 7, which is in save (a.py:3)``."""
-        verb = "wait" if len(edge.who) > 1 else "waits"
-        is_thing = edge.operation.startswith(_THINGS)
-        line = f"{rank_sets.name(edge.who)} {verb} {'for' if is_thing else 'in'} "
-        line += f"{edge.operation}{':' if is_thing else ' for'}"
-        if edge.beyond:
-            return f"{line} {edge.beyond}"
         by_doing: dict[str, list[ProcessSample]] = {}
         for one in edge.whom:
             by_doing.setdefault(self.doing(one), []).append(one)
@@ -494,7 +494,15 @@ class _Job:
             f"{rank_sets.name(some)}, which {_plural(doing, some)}"
             for doing, some in sorted(by_doing.items(), key=lambda item: len(item[1]))
         ]
-        return f"{line} {'; '.join(parts)}"
+        who, what = rank_sets.name(edge.who), edge.operation
+        whom = edge.beyond or "; ".join(parts)
+        if what.startswith(_THINGS):
+            if len(edge.who) > 1:
+                return f"{who} wait for {what}: {whom}"
+            return f"{who} waits for {what}: {whom}"
+        if len(edge.who) > 1:
+            return f"{who} wait in {what} for {whom}"
+        return f"{who} waits in {what} for {whom}"
 
     def _operation(self, one: ProcessSample) -> str:
         wait = self.waits[one.pid]
@@ -587,8 +595,15 @@ def is_in_collective(process: ProcessSample) -> bool:
 def _plural(doing: str, some: Sequence[ProcessSample]) -> str:
     if len(some) == 1:
         return doing
+    # With more of the sentence than the verb, a translation knows it again.
+    if doing.startswith("is in "):
+        return f"are in {doing.removeprefix('is in ')}"
+    if doing.startswith("waits in "):
+        return f"wait in {doing.removeprefix('waits in ')}"
+    if doing.startswith("waits for "):
+        return f"wait for {doing.removeprefix('waits for ')}"
     first, _, rest = doing.partition(" ")
-    verbs = {"is": "are", "waits": "wait", "has": "have"}
+    verbs = {"is": "are", "has": "have"}
     return f"{verbs.get(first, first)} {rest}"
 
 
