@@ -16,8 +16,9 @@ OWN_CHARS, FIRST_CHARS = 6, 4
 FIRM_CHARS = 12
 MOST_JOINTS = 40
 MOST_KEPT = 1_000
-# What is no name, path or number.
-PROSE = re.compile(r"(?<![\w./'-])[a-z]{2,}(?![\w/='-])")
+STOPS = re.compile(r"[;:,] ")
+# What is no name, path or number, and none of a list.
+PROSE = re.compile(r"(?<![\w./'-])(?<!, )[a-z]{2,}(?![\w/=',(-]|\.\w)")
 # A path, a name or a process, about which the next text says something.
 SUBJECT = re.compile(
     r"(?:^|: )(?:[^\s:]*[/._\d'][^\s:]*|(?:ranks?|pid) \d[\d, and-]*"
@@ -75,11 +76,13 @@ class _Template:
 @dataclass(frozen=True)
 class _Reading:
     """A text in the other language: how many of its characters were in a template, how
-    many are in words that were in none, and how long its longest value is."""
+    many are in words that were in none, how many stops the values have in them, and how
+    long the longest is."""
 
     text: str
     known: int = 0
     unknown: int = 0
+    stops: int = 0
     longest: int = 0
 
     @classmethod
@@ -92,14 +95,15 @@ class _Reading:
             self.text + other.text,
             self.known + other.known,
             self.unknown + other.unknown,
+            max(self.stops, other.stops),
             max(self.longest, other.longest),
         )
 
     @property
-    def explained(self) -> tuple[int, int]:
-        """Of two readings that know as much, the one with the shorter values is right:
+    def explained(self) -> tuple[int, int, int]:
+        """Of two readings that know as much, the one with the simpler values is right:
         the other has put more than a value into one."""
-        return self.known - self.unknown, -self.longest
+        return self.known - self.unknown, -self.stops, -self.longest
 
 
 class FilledTexts:
@@ -175,7 +179,10 @@ class _Search:
                 # So many words of its own are no accident.
                 firm = template.own >= FIRM_CHARS
                 unknown = min(unknown, known) if firm else unknown
-                yield _Reading(told, known, unknown, max(map(len, values.values())))
+                stops = sum(len(STOPS.findall(value)) for value in values.values())
+                stops = max(stops, *(one.stops for one in read.values()))
+                longest = max(map(len, values.values()))
+                yield _Reading(told, known, unknown, stops, longest)
         if text.endswith("."):
             for one in self._whole(text[:-1]):
                 yield one + _Reading(self._stop, 1)
@@ -184,7 +191,9 @@ class _Search:
         """The text as two with this joint between them, one of which is known."""
         before, found, after = text.partition(joint)
         while found and after:
-            if any(self._whole(before)) or any(self._whole(after)):
+            # A comma may as well stand in a list of names.
+            first = joint != ", " and any(self._whole(before))
+            if first or any(self._whole(after)):
                 between = _Reading(self._joints[joint])
                 yield self.best(before) + between + self.best(after)
             more, found, after = after.partition(joint)

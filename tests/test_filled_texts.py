@@ -91,6 +91,41 @@ def test_every_message_of_the_stages_is_known_again(chinese: None) -> None:
         assert all(value in shown for value in values), shown
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Another reading knows as much: it puts what follows into a value.
+        (
+            "train_batch_size 6 is not a multiple of ppo_mini_batch_size 256, and is "
+            "less: verl refuses it",
+            "train_batch_size 6 不是 ppo_mini_batch_size 256 的倍数，而且更小：verl "
+            "会拒绝",
+        ),
+        (
+            "no step for 46 s, 91 times the usual 0.5 s; rank 3 uses 19 % of a core",
+            "46 s 内没有新的一步，是通常 0.5 s 的 91 倍；rank 3 占用一个核的 19 %",
+        ),
+        (
+            "live.py (pid 3) is in wait_for_it (live.py:3)",
+            "live.py（pid 3） 处于 wait_for_it (live.py:3)",
+        ),
+        (
+            "x.parquet: no prompt column; expected one of prompt, messages, text (the "
+            "default), found answer",
+            "x.parquet：没有 prompt 列；应有 prompt, messages, text 之一（默认值），"
+            "实际有 answer",
+        ),
+        # Words that are in no template, around words that are.
+        ("line 3: my own text about a file that is empty", None),
+        ("as verl requires without any of my options", None),
+    ],
+)
+def test_of_several_readings_the_right_one_is_shown(
+    text: str, expected: str | None, chinese: None
+) -> None:
+    assert language.tr_filled(text) == (text if expected is None else expected)
+
+
 def stage(**more: object) -> StageRecord:
     made = StageRecord("data", "test_data.py::test_data", "cpu", 20.0, duration_s=1.0)
     for name, value in more.items():

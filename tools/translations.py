@@ -37,6 +37,11 @@ SHOWN = (
     *("run/findings", "run/guardian_watch", "run/job_settings", "run/outcome"),
     *("run/pytest_report", "run/recorder", "run/stage_reports", "run/user_settings"),
     "run/worker",
+    *("job/check", "job/environment", "job/overrides", "job/placement"),
+    *("job/releases", "job/script_file", "job/typed_config"),
+    *("job/frameworks/ms_swift/rules", "job/frameworks/slime/rules"),
+    *("job/frameworks/trl/rules", "job/frameworks/verl/config"),
+    *("job/frameworks/verl/reader", "job/frameworks/verl/rules"),
 )
 # Where users are told something with values in it, below the repository.
 MESSAGES = (

@@ -40,6 +40,7 @@ from pytest_gkd.job.launch import ADDED, OWN_PROGRAM, Launch, Program, launches
 from pytest_gkd.job.memory import Row
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.shell_values import Command, Text, Word, World
+from pytest_gkd.language import marked, tr, tr_filled
 from pytest_gkd.options import near
 
 FRAMEWORKS: dict[str, Framework] = {
@@ -449,6 +450,9 @@ def _uncertain(said: Iterable[Override]) -> Iterator[Finding]:
 
 # -- text --------------------------------------------------------------------------
 
+# Shown translated; a note's level is a label of every report.
+_LEVELS = (marked("error"), marked("warning"))
+
 
 def text(checked: Checked) -> str:
     """For people: what was understood, then what is wrong."""
@@ -456,25 +460,28 @@ def text(checked: Checked) -> str:
     release = f"{checked.framework} {checked.release} ({checked.release_by})"
     lines = ", ".join(str(line) for line in checked.lines if line)
     elsewhere = checked.started_in not in ("", checked.script)
-    where = f"line {lines}" + f" of {checked.started_in}" * elsewhere
-    told = [one(f"{release}, started on {where}" if lines else release)]
+    where = f"line {lines}"
+    if elsewhere:
+        where = f"line {lines} of {checked.started_in}"
+    begun = f"{release}, started on {where}" if lines else release
+    told = [one(tr_filled(begun))]
     width = max(map(len, checked.values), default=0)
     for name, value in checked.values.items():
         if name in names(f"{checked.framework}-memory") and value.source != "user":
             continue
         said = "?" if value.source == "undetermined" else one(_shown(value.value))
         place = _place(checked, value.file, value.line)
-        origin = one(place or value.expression or value.source)
+        origin = one(tr_filled(place or value.expression or value.source))
         told.append(f"  {name:{width}}  {said:32}  {origin}")
         told += [f"  {'':{width}}    {one(option)}" for option in value.alternatives]
     told += fitting.lines(checked.memory, one(checked.no_memory_plan))
     for finding in checked.findings:
         cause = f" [{finding.cause}]" if finding.cause else ""
         place = _place(checked, finding.file, finding.line)
-        where = f"{place}: " if place else ""
-        told.append(one(f"{finding.level}: {where}{finding.message}{cause}"))
+        parts = (tr(finding.level), tr_filled(place), tr_filled(finding.message))
+        told.append(one(tr(": ").join(filter(None, parts)) + cause))
     errors = sum(finding.level == "error" for finding in checked.findings)
-    told.append(f"{errors} error(s)" if errors else "no error found")
+    told.append(tr_filled(f"{errors} error(s)" if errors else "no error found"))
     return "\n".join(told)
 
 
