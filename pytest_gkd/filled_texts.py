@@ -21,7 +21,7 @@ STOPS = re.compile(r"[;:,] ")
 PROSE = re.compile(r"(?<![\w./'-])(?<!, )[a-z]{2,}(?![\w/=',(-]|\.\w)")
 # A path, a name or a process, about which the next text says something.
 SUBJECT = re.compile(
-    r"(?:^|: )(?:[^\s:]*[/._\d'][^\s:]*|(?:ranks?|pid) \d[\d, and-]*"
+    r"(?:^|: )(?:[^\s:]*[/._\d'][^\s:]*(?: row \d+)?|(?:ranks?|pid) \d[\d, and-]*"
     r"|.+ \(pid [^()]+\))$"
 )
 # A longer text was made of no template; the search takes more than linear time.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_gkd import hub_cache
+from pytest_gkd.language import marked
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload import paths
 from pytest_gkd.workload.data.json_lines import ZIP, ZSTD, check_json, corrupt
@@ -31,7 +32,7 @@ ARROW_STREAM = b"\xff\xff\xff\xff"
 JSON_SUFFIXES = (".jsonl", ".json", ".ndjson")
 OTHER_SUFFIXES = (".parquet", ".csv", ".arrow", ".feather")
 SUFFIXES = JSON_SUFFIXES + OTHER_SUFFIXES
-EXPECTED = "parquet, JSON, CSV or Arrow"  # for messages
+EXPECTED = marked("parquet, JSON, CSV or Arrow")  # for messages
 # Which of two formats datasets takes if there are equally many files of both.
 _FAVOURITES = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".ndjson")
 # What verl, TRL, ms-swift and OpenRLHF read all or in part; the builders of datasets.
