@@ -18,6 +18,12 @@ _ROLES = (
     ("rollout-init", "generation", re.compile("rollout|generat", re.IGNORECASE)),
     ("actor-init", "", re.compile("trainer|student|policy|learner", re.IGNORECASE)),
 )
+# Processes of an engine, which start and then answer requests.
+_ENGINE = re.compile(r"vllm|sglang|EngineCore|LLMRayActor", re.IGNORECASE)
+_ANSWERS = re.compile(
+    r"generate|request|validate|execute_model|sampl|schedul|event_loop|_step$|^step"
+)
+_WAITS_FOR = re.compile(r"wait_(?:for|until)|connect|health|is_ready", re.IGNORECASE)
 _TASK = re.compile(r"ray::(\w+)\.(\w+)\(\)")
 _INITS = re.compile(r"__init__$|(?:build|load|init|setup)(?:_|$)", re.IGNORECASE)
 _LOADS = ("config", "actor-init", "rollout-init")
@@ -76,8 +82,10 @@ def phase_of(chain: Chain, last: str = "") -> str:
         names = (phase_words.of_name(_name(f), begun=begun) for f in own[::-1])
         calls = (_calls(frame.code, begun=begun) for frame in own[::-1])
         if phase := _first(names) or _first(calls):
-            return phase
-    return role or _by_file(chain)
+            waits = any(_WAITS_FOR.search(frame.function) for frame in own)
+            first = phase == "teacher" and waits and not begun
+            return "teacher-init" if first else phase
+    return role or _by_file(chain) or _of_engine(chain, begun=begun)
 
 
 def is_at(frame: Frame, word: str) -> bool:
@@ -149,6 +157,14 @@ def _of_teacher(frame: Frame) -> bool:
 
 def _first(phases: Iterable[str]) -> str:
     return next(filter(None, phases), "")
+
+
+def _of_engine(chain: Chain, *, begun: bool) -> str:
+    """What an engine's process was at: answering, or its start."""
+    if not any(_ENGINE.search(one.process) for one in chain):
+        return ""
+    names = [_name(frame) for one in chain for frame in one.frames]
+    return "generation" if begun or any(map(_ANSWERS.search, names)) else "rollout-init"
 
 
 def _name(frame: Frame) -> str:
