@@ -82,9 +82,7 @@ def phase_of(chain: Chain, last: str = "") -> str:
         names = (phase_words.of_name(_name(f), begun=begun) for f in own[::-1])
         calls = (_calls(frame.code, begun=begun) for frame in own[::-1])
         if phase := _first(names) or _first(calls):
-            waits = any(_WAITS_FOR.search(frame.function) for frame in own)
-            first = phase == "teacher" and waits and not begun
-            return "teacher-init" if first else phase
+            return "teacher-init" if not begun and _awaits_teacher(one) else phase
     return role or _by_file(chain) or _of_engine(chain, begun=begun)
 
 
@@ -148,6 +146,12 @@ def _calls(code: str, *, begun: bool) -> str:
     called = re.search(r"\w+$", code.partition("(")[0])
     phase = log_phases.raised_in(called[0] if called else "")
     return phase or phase_words.of_code(code, begun=begun)
+
+
+def _awaits_teacher(raised: Raised) -> bool:
+    """Whether a function waits for a teacher, or connects to one."""
+    waits = any(_WAITS_FOR.search(frame.function) for frame in raised.frames)
+    return waits and any("teacher" in frame.code.lower() for frame in raised.frames)
 
 
 def _of_teacher(frame: Frame) -> bool:
