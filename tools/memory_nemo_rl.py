@@ -12,12 +12,9 @@ sees the models' files alone.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import textwrap
 import types
 from pathlib import Path
@@ -25,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from memory_page import Line
-from memory_ranks import SIZES, TOKENS, Counted, made, table
+from memory_ranks import SIZES, TOKENS, Counted, in_ranks, made, table
 
 from pytest_gkd.job import memory
 from pytest_gkd.job import training_memory as training
@@ -289,24 +286,7 @@ def rank(number: int, store: str, name: str, at: int) -> None:
 
 def everything(name: str, at: int) -> list[Line]:
     """A case of a model, in processes of its own."""
-    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
-        ranks = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [
-                        *(sys.executable, __file__, "rank", str(number)),
-                        *(f"{directory}/store", name, str(at)),
-                    ],
-                    stdout=subprocess.PIPE,
-                    env=os.environ | {"OMP_NUM_THREADS": "1"},
-                    text=True,
-                )
-            )
-            for number in range(CASES[at].ranks)
-        ]
-        texts = [one.communicate()[0] for one in ranks]
-    found = [text for text in texts[0].splitlines() if text.startswith("[")]
-    return [Line(*json.loads(text)) for text in found]
+    return in_ranks(__file__, name, str(at), ranks=CASES[at].ranks)
 
 
 def page(lines: list[Line]) -> str:

@@ -260,10 +260,9 @@ def deepspeed_engine(model: Any, case: Case) -> Any:
 def made(name: str, sizes: dict[str, Any], dtype: str) -> tuple[Any, Any]:
     """A model with random weights, and what the plan sees of it."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    own = (memory_page.MODELS | memory_page.HELD_OUT)[name]
-    config = AutoConfig.for_model(name, **sizes | own)
+    config = memory_page.made_config(name, sizes)
     model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
@@ -560,7 +559,7 @@ def everything(name: str, only: tuple[int, ...] = ()) -> list[Line]:
     return in_ranks(__file__, name, *map(str, only))
 
 
-def in_ranks(program: str, *arguments: str) -> list[Line]:
+def in_ranks(program: str, *arguments: str, ranks: int = RANKS) -> list[Line]:
     """What rank 0 tells of ``program``, started once for each rank.
 
     It gets ``rank``, the rank, a file for the store and ``arguments``. Raises
@@ -569,9 +568,9 @@ def in_ranks(program: str, *arguments: str) -> list[Line]:
     with tempfile.TemporaryDirectory() as directory:
         commands = [
             [sys.executable, program, "rank", str(n), f"{directory}/store", *arguments]
-            for n in range(RANKS)
+            for n in range(ranks)
         ]
-        ranks = [
+        started = [
             subprocess.Popen(
                 command,
                 stdout=subprocess.PIPE,
@@ -580,8 +579,8 @@ def in_ranks(program: str, *arguments: str) -> list[Line]:
             )
             for command in commands
         ]
-        texts = [one.communicate()[0] for one in ranks]
-    for one, command in zip(ranks, commands, strict=True):
+        texts = [one.communicate()[0] for one in started]
+    for one, command in zip(started, commands, strict=True):
         if one.returncode:
             raise subprocess.CalledProcessError(one.returncode, command)
     # DeepSpeed's own lines begin with a date in brackets.
@@ -621,8 +620,8 @@ def page(lines: list[Line]) -> str:
         "the bytes of all",
         "tensors of the first at its worst moment, with the loss of TRL's GKD trainer;",
         "teacher is the dtype of one in the same process. Error in per cent of the",
-        "measured. DeepSpeed was not there: its bytes are its documents' formulas; the",
-        "states are those that torch's ZeroRedundancyOptimizer has of one rank.",
+        "measured. DeepSpeed's ranks are in memory-policies.md; the states here are",
+        "those that torch's ZeroRedundancyOptimizer has of one rank.",
         "",
         *FIRST.splitlines(),
         "",

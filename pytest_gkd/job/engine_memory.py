@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 from pytest_gkd.job.models import WIDTHS, Model
 
 GIB = 1 << 30
@@ -13,6 +15,9 @@ GRAPH_BYTES = GIB // 2
 # vLLM's default max_num_seqs on GPUs of 70 GiB and more (engine/arg_utils.py,
 # get_batch_defaults).
 MOST_SEQUENCES = 1024
+# A release that has Model Runner V2 as the default of dense models (a 0.26.0 ran on it
+# unasked), and the prompt tokens whose logits that makes at once.
+V2, SCORED = "0.26", 1024
 Parts = dict[str, int]
 
 
@@ -24,7 +29,8 @@ class Engine:
     covers weights and cache alone (model_runner.py, profile_max_num_token). ``sleeps``
     says that it frees its memory while the trainer works, ``scores`` that it is asked
     for the log-probabilities of prompts, as a teacher is: of ``scored_tokens`` at once,
-    or if that is 0, of all tokens that it computes at once.
+    or if that is 0, of all tokens that it computes at once. ``release`` is vLLM's,
+    empty if not known.
     """
 
     model: Model
@@ -42,6 +48,7 @@ class Engine:
     scored_tokens: int = 0
     eager: bool = False
     kind: str = "vllm"
+    release: str = ""
 
 
 def weights(engine: Engine) -> int:
@@ -81,7 +88,9 @@ def one_cache(engine: Engine) -> int:
 def scoring(engine: Engine) -> int:
     """What prompt log-probabilities take outside vLLM's share: the logits of a chunk of
     a prompt, a slice of them without padding, and their float32 log-softmax (vLLM 0.32,
-    _get_prompt_logprobs_dict). vLLM's profiling does not count them. SGLang holds those
+    v1/worker/gpu_model_runner.py, _get_prompt_logprobs_dict); or, where Model Runner V2
+    is the default, the logits of two chunks of SCORED tokens (gpu/sample/
+    prompt_logprob.py). vLLM's profiling does not count them. SGLang holds those
     of all prompts that are computed at once: in float32, selected, and as
     log-probabilities (sglang 0.5.9 to 0.5.16, layers/logits_processor.py, forward).
     """
@@ -91,6 +100,9 @@ def scoring(engine: Engine) -> int:
         tokens = min(engine.batched_tokens, engine.scored_tokens or math.inf)
         return int(tokens) * engine.model.vocab * 12
     tokens = min(engine.batched_tokens, engine.length)
+    if engine.release and Version(engine.release) >= Version(V2):
+        tokens = min(tokens, 2 * SCORED)
+        return tokens * engine.model.vocab * WIDTHS[engine.dtype]
     return tokens * engine.model.vocab * (2 * WIDTHS[engine.dtype] + 4)
 
 

@@ -99,8 +99,14 @@ LEFT = {
     ),
 }
 # The logits that a framework's variables hold until the end of the backward pass
-# (SkyRL's and OpenRLHF's ``output``; AReaL's ``outputs``, fsdp_engine.py).
-HELD = {"skyrl": (1, 0), "areal": (1, 0), "openrlhf": (0, 4)}
+# (SkyRL's and OpenRLHF's ``output``; AReaL's ``outputs``, fsdp_engine.py; our own).
+HELD = {
+    "skyrl": (1, 0),
+    "areal": (1, 0),
+    "openrlhf": (0, 4),
+    "own-topk": (1, 0),
+    "own-jsd": (1, 0),
+}
 # Tokens and vocabulary entries of a tile in TRL's chunked losses, which have two in
 # float32 (1.16.0, trl/kernels/chunked_divergence.py).
 CHUNK = 4096, 32_768

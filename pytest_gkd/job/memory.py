@@ -17,11 +17,12 @@ from pytest_gkd.job.generation_memory import Generation, generating
 from pytest_gkd.job.megatron_memory import Megatron
 from pytest_gkd.job.training_memory import Trainer, total
 
-# A process's CUDA context with the kernels that it loads: typically 0.3 to 0.6 GiB.
+# A process's CUDA context with the kernels that it loads: typically 0.3 to 0.6 GiB; an
+# H200's was 0.5, and 0.7 of a vLLM engine at work (docs/memory.md).
 CONTEXT = "CUDA context"
 CONTEXT_BYTES = GIB // 2
 # Buffers of NCCL's communicators, and fragmentation in the caching allocator.
-# Estimates: no GPU was there to measure them.
+# Estimates; one GPU has no NCCL to measure.
 RESERVE = "NCCL and fragmentation"
 RESERVE_BYTES = GIB
 # A plan that leaves less than this fraction of the memory free is tight: the plan aims

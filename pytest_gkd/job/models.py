@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.(.+)")
 NORM = re.compile(r"norm|\bln_")
 # Parts of attention that are not the queries, keys and values of every token.
 OTHER_ATTENTION = re.compile(r"kv_a_proj|linear_attn|mamba|ssm|conv1d")
-# Model types whose RMSNorms multiply by their weight in float32.
-WIDE_NORMS = ("gemma", "olmo2", "olmo3")
+# Model types whose norms multiply by their weight in float32, with what these keep in
+# float32 of each element: Cohere's subtract the mean twice (modeling_cohere.py,
+# CohereLayerNorm).
+WIDE_NORMS = {"gemma": 2, "olmo2": 2, "olmo3": 2, "cohere": 3}
 TOWERS = ("vision", "audio")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 ROUTED = re.compile(r"(?<!shared_)experts\.")
@@ -38,7 +40,8 @@ class Shape:
 
     ``keys`` are as wide as the values; ``dense`` is the inner width of an MLP without
     routing, shared experts included, ``expert`` that of one of the ``count`` experts,
-    of which ``chosen`` process each token. ``experts`` are the elements of all of
+    of which ``chosen`` process each token. ``window`` is how far back attention looks,
+    0 if it is not limited. ``experts`` are the elements of all of
     these, ``whole`` those that tensor parallelism does not divide. ``is_normed`` says
     that queries and keys have norms, ``is_gated`` that the MLP has a gate.
     """
@@ -52,6 +55,7 @@ class Shape:
     count: int = 0
     experts: int = 0
     whole: int = 0
+    window: int = 0
     is_normed: bool = False
     is_gated: bool = True
 
@@ -174,6 +178,7 @@ def _model(
             grouped.setdefault(int(found[1]), {})[found[2]] = tensor["shape"]
     most = checkpoint.first(config, checkpoint.LAYERS) or len(grouped)
     names = [grouped[number] for number in sorted(grouped)[:most]]
+    kept = tuple(_cached(config, number) for number in range(len(names)))
     offsets = [tensor["data_offsets"] for tensor in tensors.values()]
     return Model(
         path=path,
@@ -185,9 +190,12 @@ def _model(
         embedding=embedding,
         head=sizes.get("lm_head.weight", 0),
         largest=max(sizes.values()),
-        layers=tuple(_layer(config, shapes) for shapes in names),
-        end=_end(config),
-        cached=tuple(_cached(config, number) for number in range(len(names))),
+        layers=tuple(
+            _layer(config, shapes, cached[1])
+            for shapes, cached in zip(names, kept, strict=True)
+        ),
+        end=_end(config, sizes),
+        cached=kept,
         matrices=sum(
             sum(shape)
             for shapes in names
@@ -208,21 +216,27 @@ def _width(config: Mapping[str, Any]) -> int:
     return found
 
 
-def _has_wide_norms(config: Mapping[str, Any]) -> bool:
-    return str(config.get("model_type")).startswith(WIDE_NORMS)
+def _wide_norms(config: Mapping[str, Any]) -> int:
+    kind = str(config.get("model_type"))
+    return next((n for name, n in WIDE_NORMS.items() if kind.startswith(name)), 0)
 
 
-def _end(config: Mapping[str, Any]) -> Layer:
+def _end(config: Mapping[str, Any], names: Iterable[str]) -> Layer:
     """What the last norm and the output matrix keep of a token, as in ``_layer``; a
     logit cap keeps the capped logits, too.
     """
-    width = _width(config)
-    items, floats = (1, 2) if _has_wide_norms(config) else (2, 1)
+    width, wide = _width(config), _wide_norms(config)
+    items, floats = (1, wide) if wide else (2, 1)
+    last = (name for name in names if NORM.search(name) and not LAYER.search(name))
+    if any(name.endswith(".bias") for name in last):  # torch's LayerNorm
+        floats = 0
     capped = int(config["vocab_size"]) if config.get("final_logit_softcapping") else 0
     return Layer(0, items * width + capped, floats * width, 0)
 
 
-def _layer(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Layer:
+def _layer(
+    config: Mapping[str, Any], shapes: Mapping[str, list[int]], window: int
+) -> Layer:
     """What a layer of a transformers model keeps of a token for its backward pass.
 
     Counted tensor by tensor, as Korthikanti et al. do (arXiv 2205.05198, section 4.1),
@@ -233,20 +247,23 @@ def _layer(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Layer:
     Megatron's fused kernels keep less.
     """
     width, heads = _width(config), checkpoint.heads(config) or 1
+    wide = _wide_norms(config)
     elements = sum(math.prod(shape) for shape in shapes.values())
     text = " ".join(shapes)
     dense = checkpoint.first(config, ["intermediate_size", "n_inner"]) or 4 * width
     if OTHER_ATTENTION.search(text):
         used = [shape for shape in shapes.values() if len(shape) == 2]
-        own = _shape(config, shapes, (heads, width, width), dense)
+        own = _shape(config, shapes, (heads, width, width), dense, window)
         return Layer(elements, sum(map(sum, used)), width, dense, own)
     size = checkpoint.head_size(config) or 1
     queries = heads * size
     keys = (checkpoint.first(config, ["num_key_value_heads"]) or heads) * size
     items, floats = 2 * width + 2 * queries + 2 * keys, heads
-    if "qkv_proj" in text:
-        # The values are a view that keeps the whole projection alive, and their result
-        # is copied.
+    # The values are a view that keeps the whole projection alive; Phi-3's result is
+    # copied.
+    if "query_key_value" in text:
+        items += queries + keys
+    elif "qkv_proj" in text:
         items += 2 * queries + keys
     for name, shape in shapes.items():
         if len(shape) != 1 or not NORM.search(name) or name.endswith(".bias"):
@@ -255,11 +272,11 @@ def _layer(config: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> Layer:
         normed = spread or shape[0]
         if name.replace(".weight", ".bias") in shapes:
             items += normed
-        elif _has_wide_norms(config):
-            floats += 2 * normed + 1
+        elif wide:
+            floats += wide * normed + 1
         else:
             items, floats = items + normed, floats + normed + 1
-    own = _shape(config, shapes, (heads, queries, keys), dense)
+    own = _shape(config, shapes, (heads, queries, keys), dense, window)
     if own.count:
         # Each chosen expert's rows are gathered, and its output is kept for the
         # weighting.
@@ -275,6 +292,7 @@ def _shape(
     shapes: Mapping[str, list[int]],
     attention: tuple[int, int, int],
     dense: int,
+    window: int,
 ) -> Shape:
     """The widths of a layer; ``attention`` has the heads, queries and keys."""
     text = " ".join(shapes)
@@ -301,6 +319,7 @@ def _shape(
         count=count if routed else 0,
         experts=sum(sizes[name] for name in routed),
         whole=sum(sizes[name] for name in whole),
+        window=window,
         is_normed="q_norm" in text,
         is_gated=bool(re.search(r"gate_proj|gate_up_proj|\bw3\b", text)),
     )

@@ -20,6 +20,7 @@ from pytest_gkd.job.memory import (
     shares,
 )
 from pytest_gkd.job.models import WIDTHS, Model
+from pytest_gkd.job.sources import files
 
 MOST = 1e9
 SHARES = tuple(round(0.05 * step, 2) for step in range(19, 1, -1))
@@ -80,6 +81,7 @@ def engine(of: Served, model: Model) -> Engine:
         scores=of.role == "teacher",
         eager=eager,
         kind=of.kind,
+        release=files.version("vllm") or "",
         **said,
     )
 

@@ -30,6 +30,7 @@ PREFETCH = 50_000_000
 # The most layers whose weights FSDP2 has whole when a backward pass begins: two are
 # fetched ahead.
 AHEAD = 3
+PLAIN = "plain attention float32"
 # Optimizer state per element of trained weights, in multiples of the element's bytes.
 STATES = {"adamw": 2, "sgd": 1, "sgd-plain": 0}
 
@@ -350,12 +351,13 @@ def layer_bytes(trainer: Trainer, layer: Layer) -> int:
     matrices' inputs, which torch's DTensor keeps gathered.
     """
     tokens, compute = _tokens(trainer), WIDTHS[trainer.compute]
+    mask = _mask(trainer, layer)
     kept = layer.items * compute + layer.floats * 4
     matrices = (2 if layer.elements else 1) * trainer.model.width
     if trainer.casts:  # the norms' results are float32, of which there are copies
         kept += matrices * 2
     if trainer.tensor == 1:
-        return math.ceil(tokens * kept)
+        return math.ceil(tokens * kept) + mask
     shape, inner = layer.shape, 0
     if layer.elements:
         heads = shape.queries + shape.keys
@@ -363,7 +365,7 @@ def layer_bytes(trainer: Trainer, layer: Layer) -> int:
         inner = items * compute + shape.heads * 4
         inner += heads * (compute + 4) * shape.is_normed
     whole = matrices * compute if trainer.sequence else kept - inner
-    return math.ceil(tokens * (whole + (kept - whole) / trainer.tensor))
+    return math.ceil(tokens * (whole + (kept - whole) / trainer.tensor)) + mask
 
 
 def checkpoint_bytes(trainer: Trainer) -> int:
@@ -389,19 +391,39 @@ def _inner_bytes(trainer: Trainer, layer: Layer) -> int:
 def _plain_attention(trainer: Trainer, layer: Layer) -> tuple[int, int]:
     """What a layer keeps, and what its backward pass takes beside that, where no fused
     kernel computes its attention: a softmax over the row for each head and token, with
-    keys and values repeated for all heads; then two more of the softmax's size.
+    keys and values repeated for all heads; then three more of the softmax's size: its
+    gradient, their product, and that of the scores (torch, cuda/SoftMax.cu,
+    softmax_backward_cuda_out).
 
     CUDA's fused kernels need 16 bits where key and value heads are shared and there is
     no mask, as with rows of the same length (transformers, sdpa_attention.py,
     use_gqa_in_sdpa; torch, sdp_utils.cpp). Measured: docs/memory.md.
     """
     shape = layer.shape
-    if trainer.compute != "float32" or shape.keys >= shape.queries:
+    if (
+        trainer.compute != "float32"
+        or shape.keys >= shape.queries
+        or _mask(trainer, layer)
+    ):
         return 0, 0
     each = 4 * trainer.tokens / trainer.tensor
     whole = math.ceil(each * shape.heads * trainer.row)
     repeated = 2 * (shape.queries - shape.keys) - shape.heads
-    return whole + math.ceil(each * repeated * bool(whole)), 2 * whole
+    return whole + math.ceil(each * repeated * bool(whole)), 3 * whole
+
+
+def _mask(trainer: Trainer, layer: Layer) -> int:
+    """What a layer keeps because a row is as long as its sliding window: PyTorch's own
+    attention then has a mask in the compute dtype, and keys and values repeated for all
+    heads (transformers, masking_utils.py, _ignore_causal_mask_sdpa; torch,
+    attention.cpp, convert_boolean_attn_mask).
+    """
+    shape = layer.shape
+    if not 0 < shape.window <= trainer.row:
+        return 0
+    repeated = 2 * max(shape.queries - shape.keys, 0) / trainer.tensor
+    each = trainer.row + repeated
+    return math.ceil(trainer.tokens * each * WIDTHS[trainer.compute])
 
 
 def forward_bytes(
@@ -427,17 +449,22 @@ def forward_bytes(
     return most
 
 
-def kept(trainer: Trainer) -> int:
+def kept(trainer: Trainer) -> Parts:
     """What all layers, the final norm and the output matrix keep until the backward
     pass, on one rank."""
-    layers = trainer.model.layers
+    layers, softmaxes = trainer.model.layers, 0
     if trainer.recompute:
         body = (1 if trainer.offload_inputs else len(layers)) * checkpoint_bytes(
             trainer
         )
     else:
         body = sum(layer_bytes(trainer, layer) for layer in layers)
-    return body + layer_bytes(trainer, trainer.model.end)
+        softmaxes = sum(_plain_attention(trainer, layer)[0] for layer in layers)
+    return {
+        f"activations {trainer.compute}": body
+        + layer_bytes(trainer, trainer.model.end),
+        PLAIN: softmaxes,
+    }
 
 
 def updates(trainer: Trainer) -> Iterator[Parts]:
@@ -466,7 +493,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
         checkpoint_bytes(trainer) if trainer.recompute else layer_bytes(trainer, layer)
         for layer in model.layers
     ]
-    plain = "plain attention float32"
+
     softmaxes = [_plain_attention(trainer, layer)[0] for layer in model.layers]
     if trainer.recompute:
         softmaxes = [0]
@@ -483,8 +510,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     kept_copies = {copies: head * width * trainer.casts}
     if not trainer.recompute:
         kept_copies = copied(trainer, model)
-    behind = total(held, unsharded, {activations: kept(trainer)})
-    behind = total(behind, {plain: sum(softmaxes)})
+    behind = total(held, unsharded, kept(trainer))
     # At its end no layer is whole; the last is fetched when the backward pass begins.
     last = total(behind, gathered(trainer, 1))
     behind = total(behind, gathered(trainer, 0))
@@ -504,25 +530,25 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     )
     if apart:  # reduced at once; what is reduced is kept until the next group's is
         sent = {"gradients to reduce": apart * WIDTHS[trainer.reduce]}
-        others = {activations: sum(each), plain: sum(softmaxes)}
+        others = {activations: sum(each), PLAIN: sum(softmaxes)}
         yield total(backward, unsharded, one, sent, others)
         one = {}
     layer = trainer.largest
     again = layer_bytes(trainer, layer) if trainer.recompute else 0
     softmax, backwards = _plain_attention(trainer, layer)
     working = {activations: again + _inner_bytes(trainer, layer)}
-    working[plain] = softmax * trainer.recompute
+    working[PLAIN] = softmax * trainer.recompute
     # By the time of attention's backward pass the MLP's is done.
     shape = layer.shape
     gone = 4 * trainer.tokens * (4 if shape.is_gated else 2) * shape.dense
     if backwards - gone > _inner_bytes(trainer, layer):
         working[activations] = again - gone
-        working[plain] += backwards
+        working[PLAIN] += backwards
     if trainer.casts:
         working[copies] = layer.elements * width
         if not trainer.recompute:
             working[copies] = kept_copies[copies]
-    others = {activations: sum(each), plain: sum(softmaxes)}
+    others = {activations: sum(each), PLAIN: sum(softmaxes)}
     one = {} if _adds_in_place(trainer) else one
     yield total(backward, unsharded, one, whole, working, others, kept_logits)
     if apart:
@@ -534,8 +560,14 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     of_root = {} if apart or not trainer.sharding.startswith("fsdp") else one
     rest = gathered(trainer, trainer.fetched, embedding)
     held = total(bare | gradients, kept_logits)
-    others = {activations: each[0], plain: softmaxes[0]}
-    yield total(held, rest, of_root, whole, working, others)
+    reached = held
+    if trainer.sharding == "ddp" and gradients.keys() - bare.keys() and is_trained:
+        # An embedding that is not tied is the last.
+        size = model.embedding * bool(model.head) * WIDTHS[trainer.updated]
+        reached = total(held, dict.fromkeys(gradients, -size))
+        yield held
+    others = {activations: each[0], PLAIN: softmaxes[0]}
+    yield total(reached, rest, of_root, whole, working, others)
     if is_trained:
         yield from _ends(trainer, held)
 

@@ -17,6 +17,7 @@ from pytest_gkd.job.megatron_memory import Megatron
 from pytest_gkd.job.memory import Job
 from pytest_gkd.job.models import Model
 from pytest_gkd.job.overrides import Job as Settings
+from pytest_gkd.job.sources import files
 from pytest_gkd.job.training_memory import Trainer
 
 # The dtype of the trainer's weights, by verl's names.
@@ -99,6 +100,7 @@ def job(values: Values, student: Model, teacher: Model | None, room: int | None)
             batched_tokens=values.get("teacher_max_num_batched_tokens") or 8192,
             scores=True,
             eager=bool(values.get("teacher_enforce_eager")),
+            release=files.version("vllm") or "",
         )
     bucket = (values.get("sync_bucket_megabytes") or 2048) << 20
     colocated = values.get("placement") != "split"
