@@ -446,3 +446,31 @@ def test_logits_that_are_held_are_there_at_the_end(tmp_path: Path) -> None:
         own = dataclasses.replace(trainer, loss=loss)
         ends.append(sum(list(training_memory.updates(own))[-1].values()))
     assert ends[0] - ends[1] == 512 * HALF_B.vocab * 2
+
+
+@pytest.mark.parametrize(
+    ("release", "temperature", "copies"),
+    [
+        ("0.8.0", "0.9", 1),  # divided in place
+        ("0.9.0", "1.0", 2),
+        ("0.9.1", "1.0", 1),
+        ("0.9.1", "0.9", 2),
+    ],
+)
+def test_verls_logits_are_there_twice_where_the_temperature_copies_them(
+    release: str, temperature: str, copies: int, tmp_path: Path, capsys: Any
+) -> None:
+    made = shape(tmp_path / "m", QWEN_7B)
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT.format(student=made, teacher=made))
+    _, found = check(
+        *(capsys, script, f"actor_rollout_ref.rollout.temperature={temperature}"),
+        f"--framework=verl=={release}",
+    )
+    (update,) = (
+        row["bytes"]
+        for row in found["memory"]
+        if row["phase"] == "forward and backward"
+    )
+    # Beside 16-bit logits, two in float32, of all tokens.
+    assert update["logits and loss"] == 36_864 * QWEN_7B.vocab * (2 * copies + 8)

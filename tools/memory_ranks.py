@@ -33,6 +33,7 @@ from pytest_gkd.job import memory, models
 from pytest_gkd.job import training_memory as training
 
 OPENRLHF = "OpenRLHF+OpenRLHF/openrlhf/models/utils.py"
+ROLL = "alibaba+ROLL/roll/utils/functionals.py"
 SKYRL = "NovaSky-AI+SkyRL/skyrl/backends/skyrl_train/utils/torch_utils.py"
 # Elements of DeepSpeed's buffer, small enough to leave something to judge.
 BUCKET, LIVE = 2_000_000, 1_000_000_000
@@ -96,6 +97,7 @@ CASES = (
     SKYRL_CASE._replace(apart="embedding head", many=True),
     SKYRL_CASE._replace(sharding="fsdp", apart="", many=True),
     SKYRL_CASE._replace(apart="", many=True),
+    SKYRL_CASE._replace(loss="roll", many=True),
 )
 POLICIES = tuple(range(3, len(CASES)))
 POLICY_MODELS = ("mistral", "granite")
@@ -127,7 +129,7 @@ FIRST_POLICIES = (
     "vocabulary (many): FSDP reduces the gradients of embedding and output matrix at "
     "the end of an update, which was not counted. Judged first with 32,000 entries: "
     "SkyRL -17.4 %, AReaL -30.3 %; counted now, and so are logits that frameworks hold "
-    "until then. DeepSpeed's buffer has "
+    "until then. ROLL's was judged once, without a change. DeepSpeed's buffer has "
     "2 million elements here; flash-attn runs on GPUs alone: a function that "
     "allocates the same takes its place."
 )
@@ -196,7 +198,7 @@ def flash_cross_entropy() -> Any:
 
 
 def policy_loss(kind: str) -> Any:
-    """Of logits and tokens, as the policy of OpenRLHF or SkyRL has it."""
+    """Of logits and tokens, as the policy of OpenRLHF, SkyRL or ROLL has it."""
     import types
 
     import torch
@@ -215,6 +217,9 @@ def policy_loss(kind: str) -> Any:
             return of["log_probs_from_logits"](output["logits"], ids)[:, :-1].mean()
 
         return openrlhf
+    if kind == "roll":
+        of_roll = upstream(ROLL, "log_probs_from_logits")["log_probs_from_logits"]
+        return lambda output, ids: of_roll(output["logits"], ids)[:, :-1].mean()
     skyrl = upstream(
         SKYRL,
         *("logprobs_from_logits", "logprobs_from_logits_flash_attn"),

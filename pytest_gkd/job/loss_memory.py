@@ -13,8 +13,8 @@ from __future__ import annotations
 #   low-jsd-BETA: on logits in the dtype that is computed in (DeepSpeed, or all in 16
 #   bits)
 # - logprob: logits, their copy by the temperature, and flash-attn's cross entropy that
-#   turns it into its own gradient (verl, utils/torch_functional.py); logprob-once:
-#   without the copy
+#   turns it into its own gradient (verl, utils/torch_functional.py);
+#   logprob-once, topk-once: without the copy
 # - swift-jsd-BETA: ms-swift's gkd_loss (4.6.0, rlhf_trainers/gkd_loss.py), beside what
 #   its chunks take; swift-topk, swift-served: on top-k logits, of a teacher's whole
 #   ones or of a server's; swift-logprob: its GRPO
@@ -25,6 +25,7 @@ from __future__ import annotations
 #   which flash-attn's gradient takes the place, and entropies in chunks of 1024
 # - areal: gather_logprobs_entropy (1.0.4, utils/functional/vocab_parallel.py),
 #   compiled, in chunks of 1024, each of whose gradients is as long as the whole
+# - roll: log_probs_from_logits (8eb27cc2, utils/functionals.py) on logits made float32
 # - lightrft-ROWS: log_probs_from_logits (main, models/utils.py) on 16 bits, row by row;
 #   of one row, of two or three, and of four and more
 # - nemo-logprob, nemo-topk: get_next_token_logprobs_from_logits and
@@ -38,6 +39,7 @@ from __future__ import annotations
 # - own-topk, own-jsd: pytest_gkd.workload.gkd.loss, the teacher's among them
 LOSSES: dict[str, tuple[float, int]] = {
     "topk": (2, 8),
+    "topk-once": (1, 8),
     "jsd-0": (0, 36),
     "jsd-1": (0, 40),
     "jsd": (0, 68),
@@ -62,6 +64,7 @@ LOSSES: dict[str, tuple[float, int]] = {
     "openrlhf": (1, 8),
     "skyrl": (2, 0),
     "areal": (3, 0),
+    "roll": (1, 12),
     "lightrft-1": (5, 0),
     "lightrft-2": (3.5, 0),
     "lightrft-4": (3, 0),
@@ -92,7 +95,7 @@ SWIFT_CHUNK, ENTROPY_CHUNK = 512, 1024
 LEFT = {
     "openrlhf": (1, 4),
     **dict.fromkeys(
-        ("skyrl", "areal", "lightrft-1", "lightrft-2", "lightrft-4"), (2, 0)
+        ("skyrl", "areal", "roll", "lightrft-1", "lightrft-2", "lightrft-4"), (2, 0)
     ),
     **dict.fromkeys(
         ("nemo-logprob", "nemo-topk", "nemo-packed-logprob", "nemo-packed-topk"), (1, 0)
@@ -104,6 +107,7 @@ HELD = {
     "skyrl": (1, 0),
     "areal": (1, 0),
     "openrlhf": (0, 4),
+    "roll": (1, 0),
     "own-topk": (1, 0),
     "own-jsd": (1, 0),
 }

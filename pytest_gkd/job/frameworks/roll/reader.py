@@ -21,7 +21,7 @@ from pytest_gkd.job.arguments import MISSING, UNKNOWN, Option
 from pytest_gkd.job.findings import Finding, note
 from pytest_gkd.job.frameworks import config_file
 from pytest_gkd.job.frameworks.reading import Reading, Variable
-from pytest_gkd.job.frameworks.roll import devices, doubts, pipelines, rules
+from pytest_gkd.job.frameworks.roll import devices, doubts, pipelines, plan, rules
 from pytest_gkd.job.frameworks.roll.job import PPO, Look
 from pytest_gkd.job.frameworks.roll.values import DERIVED
 from pytest_gkd.job.launch import ADDED, Launch
@@ -129,7 +129,12 @@ def read(launch: Launch, release: Release) -> Reading:
     findings += _tokenizers(config, look(config))
     values = looking.derived(config, DERIVED, look)
     variables = tuple(_variables(config, look(config)))
-    return Reading([*options.values(), *said], values, findings, variables=variables)
+    recipe = plan.recipe(look(config))
+    return Reading(
+        *([*options.values(), *said], values, findings),
+        recipe=recipe,
+        variables=variables,
+    )
 
 
 def _words(

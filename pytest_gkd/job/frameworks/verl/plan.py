@@ -23,6 +23,7 @@ from pytest_gkd.job.training_memory import Trainer
 # The dtype of the trainer's weights, by verl's names.
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FSDP = ("fsdp", "fsdp2")
+TEMPERATURE = "actor_rollout_ref.rollout.temperature"
 Values = Mapping[str, Any]
 
 
@@ -36,7 +37,7 @@ def recipe(settings: Settings) -> Recipe:
     for name, key in own.items():
         keys[name] = tuple(_of_teachers(key, settings)) if "*" in key else (key,)
     if not is_megatron:
-        return Recipe(job, keys)
+        return Recipe(job, keys, {"temperature": settings.find(TEMPERATURE).value})
     keys["recompute"] = megatron_plan.RECOMPUTE
     return Recipe(job, keys, megatron_plan.facts(settings))
 
@@ -122,15 +123,19 @@ def sft_job(values: Values, student: Model, _: Model | None, room: int | None) -
         values, "max_length", "trainer_gpus", "train_batch_size"
     )
     rows = batch * (values.get("context_parallel_size") or 1) / gpus
-    # The temperature is 1: only 0.9.0 makes a copy of the logits all the same.
-    loss = "logprob" if values.get("release") == "0.9.0" else "logprob-once"
-    return Job(_fsdp(values, student, length, rows, gpus, loss), memory=room)
+    own = {**values, "temperature": 1}
+    return Job(_fsdp(own, student, length, rows, gpus, is_sft=True), memory=room)
 
 
 def _fsdp(
-    values: Values, student: Model, length: int, rows: float, gpus: int, own: str = ""
+    values: Values,
+    student: Model,
+    length: int,
+    rows: float,
+    gpus: int,
+    *,
+    is_sft: bool = False,
 ) -> Trainer:
-    """``own`` is the loss of a program that has but one."""
     context = values.get("context_parallel_size") or 1
     if values.get("use_dynamic_bsz"):
         budget = number(values, "max_tokens_per_gpu")[0] * context
@@ -147,7 +152,9 @@ def _fsdp(
 
     uses_topk = "topk" in str(values.get("loss")) and values.get("loss_topk")
     is_trained_by = "logprob" if values.get("loss_policy_gradient") else "topk"
-    loss = is_trained_by if uses_topk and values.get("teacher_gpus") else "logprob"
+    is_distilled = uses_topk and values.get("teacher_gpus") and not is_sft
+    loss = is_trained_by if is_distilled else "logprob"
+    loss += "-once" * (not _copies_logits(values))
     shards = values.get("fsdp_size") or 0
     # workers/engine/fsdp, _gradient_sync_context: not in 0.8.0, always in 0.9.0
     defers = values.get("defers_sync")
@@ -167,6 +174,16 @@ def _fsdp(
         tokens=tokens,
         micro_batches=1 + several,
         keeps=bool(defers),
-        loss="fused" if values.get("fused_kernels") else own or loss,
+        loss="fused" if values.get("fused_kernels") else loss,
         lora_rank=values.get("lora_rank") or 0,
     )
+
+
+def _copies_logits(values: Values) -> bool:
+    """Whether logits are divided by the temperature into a copy: 0.8.0 divides them in
+    place, 0.9.1 leaves them alone at 1 (workers/engine/fsdp/transformer_impl.py,
+    prepare_model_outputs).
+    """
+    release = values.get("release")
+    is_one = values.get("temperature") == 1
+    return release != "0.8.0" and not (release == "0.9.1" and is_one)
