@@ -18,7 +18,7 @@ import live_jobs
 import pytest
 
 from pytest_gkd.processes import oom, tree
-from pytest_gkd.watch import evidence, ray_places, waits
+from pytest_gkd.watch import evidence, flight_files, ray_places, waits
 from pytest_gkd.watch.evidence import Evidence, Finding
 from pytest_gkd.watch.samples import ProcessSample, Role
 
@@ -65,12 +65,12 @@ time.sleep(60)
 def test_ranks_that_are_armed_are_asked_for_their_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evidence, "uses_nccl", lambda _: True)
-    monkeypatch.setattr(evidence, "PIPE_S", 60.0)
+    monkeypatch.setattr(flight_files, "uses_nccl", lambda _: True)
+    monkeypatch.setattr(flight_files, "PIPE_S", 60.0)
     stem, prefix = str(tmp_path / "fr-"), str(tmp_path / "dump-")
     program = tmp_path / "rank.py"
     program.write_text(ANSWERS_ITS_PIPE)
-    armed = {evidence.PIPE: stem, evidence.DUMPS[1]: prefix}
+    armed = {flight_files.PIPE: stem, flight_files.DUMPS[1]: prefix}
     with contextlib.ExitStack() as ends:
         pids = [
             ends.enter_context(
@@ -93,7 +93,7 @@ def test_ranks_that_are_armed_are_asked_for_their_records(
 
 
 def test_who_is_not_armed_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evidence, "uses_nccl", lambda _: True)
+    monkeypatch.setattr(flight_files, "uses_nccl", lambda _: True)
     found = _only(monkeypatch, "flight recorder", _of(os.getpid(), "rank", 0))
     assert found is not None
     assert "export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=" in found.said[0]
@@ -102,9 +102,9 @@ def test_who_is_not_armed_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pipe_without_a_reader_and_a_file_are_left_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("mine")
-    assert not evidence.write_to(tmp_path / "pipe")
-    assert not evidence.write_to(tmp_path / "file")
-    assert not evidence.write_to(tmp_path / "nothing")
+    assert not flight_files.write_to(tmp_path / "pipe")
+    assert not flight_files.write_to(tmp_path / "file")
+    assert not flight_files.write_to(tmp_path / "nothing")
     assert (tmp_path / "file").read_text() == "mine"
 
 

@@ -29,7 +29,7 @@ pytestmark = [
     ),
 ]
 JOB = """
-import fcntl, os, sys, time
+import fcntl, mmap, os, subprocess, sys, threading, time
 import ray
 ray.init(address="10.87.0.1:6379", log_to_driver=False)
 mode, more = sys.argv[1], sys.argv[-1]
@@ -42,10 +42,16 @@ class Rollout:
         time.sleep(0.2)
         if step == 4 and mode == "locks":
             self.wait_for_lock()
+        if step == 4 and mode == "pipes":
+            self.feed_reader()
         end = time.time() + (float(more) if step == 4 and mode == "works" else 0)
         while time.time() < end:
             time.sleep(0.001 if sum(range(20000)) else 0)
         return step
+    def feed_reader(self):
+        reader = subprocess.Popen([sys.executable, more], stdin=subprocess.PIPE)
+        while True:
+            os.write(reader.stdin.fileno(), bytes(4096))
     def wait_for_lock(self):
         for _ in range(2):
             kept = open(more, "w")
@@ -56,6 +62,61 @@ class Rollout:
 class Trainer:
     def update(self, step):
         return 1.0 / step
+
+@ray.remote(num_cpus=0)
+class Rank:
+    # Of a real group; NCCL's library and a GPU are files that have their names.
+    def __init__(self, folder):
+        self.maps = []
+        for name in ("libnccl.so.2", "dev/nvidia0"):
+            with open(os.path.join(folder, name), "rb") as file:
+                self.maps.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
+        import torch.distributed as dist
+        rank, where = int(os.environ["RANK"]), "tcp://10.87.0.1:29511"
+        dist.init_process_group("gloo", where, rank=rank, world_size=2)
+        threading.Thread(target=self.answer_pipe, daemon=True).start()
+    def answer_pipe(self):
+        # As ProcessGroupNCCL's DumpPipe does.
+        import torch._C._distributed_c10d as c10d
+        rank = os.environ["RANK"]
+        name = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + rank + ".pipe"
+        os.mkfifo(name)
+        pipe = os.open(name, os.O_RDONLY | os.O_NONBLOCK)
+        while True:
+            time.sleep(0.2)
+            try:
+                asked = os.read(pipe, 128)
+            except BlockingIOError:
+                continue
+            if asked:
+                with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + rank, "wb") as file:
+                    file.write(c10d._dump_fr_trace())
+    def step(self, step, lock):
+        import torch
+        if step == 3 and os.environ["RANK"] == "1":
+            self.evaluate(lock)
+        torch.distributed.all_reduce(torch.ones(2))
+        return step
+    def evaluate(self, lock):
+        for _ in range(2):
+            kept = open(lock, "w")
+            fcntl.flock(kept, fcntl.LOCK_EX)
+            self.kept = [*getattr(self, "kept", []), kept]
+
+if mode == "ranks":
+    names = {"GLOO_SOCKET_IFNAME": "cable", "WORLD_SIZE": "2"}
+    names["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = os.path.join(more, "fr-")
+    names["TORCH_FR_DUMP_TEMP_FILE"] = os.path.join(more, "dump-")
+    ranks = [
+        Rank.options(
+            resources={"node:10.87.0." + node: 0.01},
+            runtime_env={"env_vars": {**names, "RANK": rank}},
+        ).remote(more)
+        for rank, node in (("0", "1"), ("1", "2"))
+    ]
+    for step in range(1, 9):
+        ray.get([one.step.remote(step, os.path.join(more, "lock")) for one in ranks])
+        print({"loss": 1.0 / step, "step": step}, flush=True)
 
 rollout, trainer = Rollout.remote(), Trainer.remote()
 print("rollout is", ray.get(rollout.pid.remote()), flush=True)
@@ -136,10 +197,18 @@ def cluster() -> Iterator[tuple[Machine, Machine]]:
 def watched(
     cluster: tuple[Machine, Machine], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Watched]]:
-    """Three jobs at once, on one cluster: none may be taken for another."""
+    """Several jobs at once, on one cluster: none may be taken for another."""
     base = tmp_path_factory.mktemp("jobs")
-    lock = str(base / "lock")
-    words = {"works": ("works", "12"), "locks": ("locks", lock), "stops": ("stops",)}
+    lock, reader = str(base / "lock"), base / "reader.py"
+    reader.write_text("import time\n\n\ndef never_reads():\n    time.sleep(1e6)\n\n\n")
+    with reader.open("a") as file:
+        file.write("never_reads()\n")
+    words = {
+        "works": ("works", "12"),
+        "locks": ("locks", lock),
+        "stops": ("stops",),
+        "pipes": ("pipes", str(reader)),
+    }
     jobs = {k: Watched(cluster[0], base / k, *some) for k, some in words.items()}
     yield jobs
     for job in jobs.values():
@@ -178,6 +247,21 @@ class TestAtOnce:
         dump = job.report(f"stacks/10.87.0.2-{pid}.txt")
         assert "wait_for_lock" in dump
 
+    def test_a_pipe_that_nobody_reads_on_another_node(
+        self, watched: dict[str, Watched]
+    ) -> None:
+        job = watched["pipes"]
+        pid = job.wait_for(r"rollout is (\d+)")[1]
+        told = job.wait_for_verdict("stuck", "full pipe")
+        (line,) = [one for one in told["standstill"]["waits"] if "full pipe" in one]
+        assert re.fullmatch(
+            rf"ray::Rollout.generate \(pid {pid} on 10.87.0.2\) waits in write\(\) to "
+            r"a full pipe for reader.py \(pid \d+ on 10.87.0.2\), which is in "
+            r"never_reads \(reader.py:5\), \w+\(\)",
+            line,
+        )
+        assert told["who"].startswith("reader.py (pid ")
+
     def test_an_actor_that_is_stopped_on_another_node(
         self, watched: dict[str, Watched], cluster: tuple[Machine, Machine]
     ) -> None:
@@ -191,6 +275,39 @@ class TestAtOnce:
         assert f"kill -CONT {pid} lets it go on, on 10.87.0.2" in told["why"][0]
         cluster[1].run("kill", "-CONT", pid)
         job.wait_for_verdict("at work")
+
+
+def test_flight_records_of_ranks_on_both_nodes(
+    cluster: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    """Both are asked, by their pipes, for what gloo's recorder holds."""
+    pytest.importorskip("torch")
+    for number, machine in enumerate(cluster, 1):
+        address = f"10.88.0.{number}/24"
+        machine.run("ip", "addr", "replace", address, "dev", "cable")
+    place = tmp_path / "files"
+    (place / "dev").mkdir(parents=True)
+    for name in ("libnccl.so.2", "dev/nvidia0"):
+        (place / name).write_bytes(bytes(4096))
+    job = Watched(cluster[0], tmp_path / "job", "ranks", str(place))
+    try:
+        job.wait_for("'step': 2")
+        told = job.wait_for_verdict("stuck", "rank 1")
+        line = told["standstill"]["waits"][0]
+        assert re.match(
+            r"ray::Rank.step rank 0 \(pid \d+\) waits in all_reduce.* #3 for "
+            r"ray::Rank.step rank 1 \(pid \d+ on 10.87.0.2\), which is in "
+            r"Rank.evaluate \(job.py:\d+\), flock\(\) on /",
+            line,
+        ), line
+        found = "\n".join(told["standstill"]["evidence"])
+        assert "entered by rank 0; rank 1 had entered 2" in found
+        record = job.report("evidence/flight-recorder.txt")
+        assert re.search(rf"rank 1: 10.87.0.2:/proc/\d+/root{place}/dump-1\n", record)
+        # By an interface that is not Ray's, to a node that is seen.
+        assert told["confidence"] == "certain"
+    finally:
+        job.end()
 
 
 def test_a_node_that_does_not_answer_never_counts_as_still(

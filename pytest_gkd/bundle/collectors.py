@@ -28,7 +28,8 @@ from pytest_gkd.files import json_text
 from pytest_gkd.processes import gpus, host_summary, oom, procfs, stacks
 from pytest_gkd.report import compare, render
 from pytest_gkd.report.record import PAGE, REPORT, RUNS
-from pytest_gkd.watch.evidence import DEFAULTS, DUMPS, KERNELS, MOST_BYTES
+from pytest_gkd.watch.evidence import KERNELS
+from pytest_gkd.watch.flight_files import DEFAULTS, DUMPS, MOST_BYTES
 
 MOST_FILES = 400  # of a report's directory
 MOST_LOGS = 64

@@ -17,8 +17,11 @@ from typing import Any
 from pytest_gkd import rank_words
 
 Record = Mapping[str, Any]
+MOST_ENTRIES = 1000
 _NUMBERS = ("collective_seq_id", "time_created_ns")
 _LISTS = ("input_sizes", "input_dtypes")
+_OTHERS = ("pg_id", "process_group", "profiling_name", "is_p2p", "recorder", "state")
+_READ = (*_OTHERS, *_NUMBERS, *_LISTS)
 
 
 class RecordError(ValueError):
@@ -89,6 +92,16 @@ def _is_whole(entry: Any) -> bool:
         and all(isinstance(entry.get(name), int) for name in _NUMBERS)
         and all(isinstance(entry.get(name), (list, tuple)) for name in _LISTS)
     )
+
+
+def shortened(record: Record) -> str:
+    """As JSON, with the last entries only and what is read of them; see ``read``."""
+    entries = [
+        {name: entry[name] for name in _READ if name in entry}
+        for entry in record["entries"][-MOST_ENTRIES:]
+    ]
+    kept = {"entries": entries, "pg_config": record.get("pg_config", {})}
+    return json.dumps(kept, default=str)
 
 
 def find_missing(records: Mapping[int, Record], silent: list[int]) -> Missing | None:

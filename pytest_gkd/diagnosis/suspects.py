@@ -40,11 +40,12 @@ from pytest_gkd.diagnosis.stack_dump import Frame
 from pytest_gkd.language import marked
 
 # What a job may be known not to have: more than one rank, workers of a data loader, a
-# compiler that runs, who may be writing a file, a process in state D, an NVIDIA GPU,
-# and an Xid in the kernel's log.
+# compiler that runs, an engine for rollouts, who may be writing a file, a process in
+# state D, an NVIDIA GPU, and an Xid in the kernel's log.
 RANKS, DATA_WORKERS, COMPILERS = "ranks", "data-workers", "compilers"
+ENGINES = "engines"
 WRITERS, STATE_D, GPUS, XID = "writers", "state-d", "gpus", "xid"
-THINGS = (RANKS, DATA_WORKERS, COMPILERS, WRITERS, STATE_D, GPUS, XID)
+THINGS = (RANKS, DATA_WORKERS, COMPILERS, ENGINES, WRITERS, STATE_D, GPUS, XID)
 HANGS_DIR = Path(__file__).parent / "hangs"
 # What its reader reads as sentences, and so in a language.
 TEXTS = {"sign": ("done", "open"), "suspect": ("observation", "where")}

@@ -169,6 +169,16 @@ def of(pid: int, thread: int = 0) -> Call | None:
     return Call(name) if name else None
 
 
+def pipes_in_use(calls: Iterable[Call]) -> set[str]:
+    """The pipes and sockets in which somebody is writing, as ``target`` names them."""
+    return {
+        call.target
+        for call in calls
+        if call.name.startswith("write")
+        and call.target.startswith(("pipe:", "socket:"))
+    }
+
+
 def holders(target: str, pids: Iterable[int]) -> list[int]:
     """Those of ``pids`` that have this pipe or socket open, as far as we may see."""
     return [

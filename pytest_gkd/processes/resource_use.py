@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -162,4 +163,16 @@ def network_bytes() -> int:
         one.bytes_recv + one.bytes_sent
         for name, one in counters.items()
         if name != "lo"
+    )
+
+
+def own_addresses() -> list[str]:
+    """The IP addresses of the machine's interfaces, excluding loopback."""
+    return sorted(
+        one.address.partition("%")[0]
+        for name, some in psutil.net_if_addrs().items()
+        for one in some
+        if one.family in (socket.AF_INET, socket.AF_INET6)
+        and not one.address.startswith("127.")
+        and one.address != "::1"
     )

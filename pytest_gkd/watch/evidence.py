@@ -1,8 +1,8 @@
 """What else tells why a job stands still, asked of whatever can answer.
 
 Each source has a time of its own and may fail alone; nothing is signalled or ended. Of
-NCCL's recorder: torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp (DumpPipe); of its RAS
-threads: NCCL's user guide, "RAS"; of the debug server: torch/distributed/debug.
+NCCL's RAS threads: NCCL's user guide, "RAS"; of the debug server:
+torch/distributed/debug.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ import json
 import os
 import re
 import socket
-import stat
 import threading
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -29,20 +27,14 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.files import make_way, write_private
 from pytest_gkd.processes import oom, procfs
-from pytest_gkd.watch import job_links, rank_sets, ray_places, waiting
+from pytest_gkd.watch import flight_files, job_links, rank_sets, ray_places, waiting
 from pytest_gkd.watch.samples import NodeSample, ProcessSample
 from pytest_gkd.watch.waits import Known, RayTask
 
-PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-# Where torch writes a record without either: 2.9 to 2.15, and 2.3 to 2.8.
-DEFAULTS = (".cache/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")  # noqa: S108
 MOST_BYTES = 64 << 20
 RAS_PORT = 28028
 DEBUG_PORT = 25999
 ASK_S = 5.0  # one answer of a server
-PIPE_S = 8.0  # torch looks at its pipe once a second
 SHOWN = 6  # lines of one source in the report
 TIGHT = 0.02  # of memory or a disk
 KERNELS = re.compile(
@@ -180,101 +172,33 @@ def keep(one: Finding, directory: Path) -> Finding:
 
 def _flight_recorder(job: Job) -> Finding | None:
     """Ask each rank for its record by its pipe, and read those that are there."""
-    ranks = [one for one in job.ranks() if uses_nccl(one.pid)]
-    if not ranks:
+    ranks = {one.pid: one.role.rank for one in job.ranks() if one.role.rank is not None}
+    asked = flight_files.ask({o.pid: ranks[o.pid] for o in job.ranks() if not o.node})
+    asked |= {one.pid: one.recorder for one in job.ranks() if one.recorder}
+    if not asked:
         return None
     name = "flight recorder"
-    began = time.time()
-    asked: list[int] = []
-    dumps: dict[int, list[Path]] = {}
-    for one in ranks:
-        environ, rank = procfs.environ(one.pid), one.role.rank or 0
-        dumps[rank] = _dump_files(one.pid, environ, rank)
-        if (stem := environ.get(PIPE)) and write_to(
-            _path_of(one.pid, f"{stem}{rank}.pipe")
-        ):
-            asked.append(rank)
-    until = monotonic() + (PIPE_S if asked else 0)
-    texts: list[str] = []
-    while True:
-        for rank, paths in dumps.items():
-            if rank not in job.records and (read := _newest(paths)):
-                path, at, record = read
-                # Without being asked a rank has written at a timeout, which counts.
-                if rank not in asked or at >= began - 1:
-                    job.records[rank] = record
-                    last = record["entries"][-1:]
-                    texts.append(
-                        f"rank {rank}: {path}\n{json.dumps(last, default=str)}"
-                    )
-        if set(asked) <= set(job.records) or monotonic() > until:
-            break
-        time.sleep(0.2)
+    texts = []
+    for one in (o for o in job.ranks() if o.pid in asked):
+        recorder, rank = asked[one.pid], ranks[one.pid]
+        if recorder.record:
+            record = job.records[rank] = flight_records.read(recorder.record.encode())
+            where = f"{one.node}:{recorder.path}" if one.node else recorder.path
+            last = json.dumps(record["entries"][-1:], default=str)
+            texts.append(f"rank {rank}: {where}\n{last}")
     if not job.records:
         armed = (
             "armed, but no record came"
-            if asked
+            if any(one.asked for one in asked.values())
             else "not armed; for the next attempt: export "
-            f"{PIPE}=/tmp/gkd-fr-  {SIZES[1]}=2000 (see gkd env --debug)"
+            f"{flight_files.PIPE}=/tmp/gkd-fr-  {flight_files.SIZES[1]}=2000 "
+            "(see gkd env --debug)"
         )
         return Finding(name, (f"flight recorder of NCCL: {armed}",))
-    here = {one.role.rank for one in ranks}
-    silent = sorted(r for r in here if r is not None and r not in job.records)
+    silent = sorted({*ranks.values()} - job.records.keys())
     missing = flight_records.find_missing(job.records, silent)
     told = missing.text() if missing else "no collective that a rank has not entered"
     return Finding(name, (f"flight recorder: {told}",), "\n".join(texts))
-
-
-def uses_nccl(pid: int) -> bool:
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
-    except OSError:
-        return False
-    # torch's CUDA build has it loaded on machines without a GPU as well.
-    return "libnccl" in maps and "/dev/nvidia" in maps
-
-
-def _path_of(pid: int, name: str) -> Path:
-    """A process's path as it is seen from here: its own root and directory."""
-    path = Path(name)
-    base = Path(f"/proc/{pid}/root") if path.is_absolute() else Path(f"/proc/{pid}/cwd")
-    seen = base / name.lstrip("/")
-    return path if path.is_absolute() and path.exists() else seen
-
-
-def write_to(pipe: Path) -> bool:
-    """A byte to a pipe that somebody reads, which asks torch for its record."""
-    try:
-        if not stat.S_ISFIFO(pipe.stat().st_mode):
-            return False
-        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-    except OSError:
-        return False  # there is none, or nobody reads it
-    try:
-        return os.write(fd, b"1") == 1
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-
-
-def _dump_files(pid: int, environ: Mapping[str, str], rank: int) -> list[Path]:
-    home = environ.get("HOME", "/")
-    told = [environ[name] for name in DUMPS if environ.get(name)]
-    places = told or [str(Path(home) / DEFAULTS[0]), DEFAULTS[1]]
-    return [_path_of(pid, f"{place}{rank}") for place in places]
-
-
-def _newest(paths: Sequence[Path]) -> tuple[Path, float, flight_records.Record] | None:
-    for path in paths:
-        try:
-            about = path.stat()
-            if not stat.S_ISREG(about.st_mode) or about.st_size > MOST_BYTES:
-                continue
-            return path, about.st_mtime, flight_records.read(path.read_bytes())
-        except (OSError, flight_records.RecordError):
-            continue  # it is not there, or not whole yet
-    return None
 
 
 def _debug_server(job: Job) -> Finding | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from pytest_gkd.watch.samples import JobSample, ProcessSample
 from pytest_gkd.watch.verdicts import BESIDE
 
 DRIVER = Path("/dev/nvidiactl")
+_IN_ENGINE = re.compile(r"(?:^|/)(?:vllm|sglang)/")
 _BELOW = (*BESIDE, "data-worker", "compiler")
 
 
@@ -50,6 +52,13 @@ def _lacks(
         yield suspects.DATA_WORKERS
     if "compiler" not in kinds:
         yield suspects.COMPILERS
+    if not kinds & {"engine", "engine-worker", "teacher"} and not any(
+        _IN_ENGINE.search(frame.file)
+        for one in sample.processes
+        for thread in one.threads
+        for frame in thread.frames
+    ):
+        yield suspects.ENGINES
     if _is_alone([one for one in sample.processes if one.role.kind not in _BELOW]):
         yield suspects.RANKS
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 import psutil
 
 from pytest_gkd.processes import kernel_calls
 from pytest_gkd.processes.kernel_calls import Call
+from pytest_gkd.watch import process_facts
 from pytest_gkd.watch.samples import ProcessSample
 from pytest_gkd.watch.waits import Known, Peer
 
@@ -38,15 +37,17 @@ def calls(processes: Sequence[ProcessSample]) -> dict[tuple[int, int], Call]:
 
 def holders(
     made: dict[tuple[int, int], Call], processes: Sequence[ProcessSample]
-) -> dict[str, list[int]]:
-    """Who has the pipes and sockets open that somebody writes to."""
-    targets = {
-        call.target
-        for call in made.values()
-        if call.name.startswith("write") and call.target.startswith(("pipe:", "socket"))
-    }
-    pids = [process.pid for process in processes]
-    return {target: kernel_calls.holders(target, pids) for target in targets}
+) -> dict[tuple[str, str], list[int]]:
+    """Who has the pipes and sockets open that somebody writes to, by node and name."""
+    here = [process.pid for process in processes if not process.node]
+    written = kernel_calls.pipes_in_use(
+        c for (pid, _), c in made.items() if pid in here
+    )
+    found = {("", target): kernel_calls.holders(target, here) for target in written}
+    for process in processes:
+        for target in process.pipes:
+            found.setdefault((process.node, target), []).append(process.pid)
+    return found
 
 
 def peers(processes: Sequence[ProcessSample]) -> dict[int, list[Peer]]:
@@ -54,29 +55,36 @@ def peers(processes: Sequence[ProcessSample]) -> dict[int, list[Peer]]:
 
     A server's own ends are left out: it does not wait for who has called it.
     """
-    made: dict[int, list[Any]] = {}
-    listening: dict[int, int] = {}
-    for process in processes:
-        with contextlib.suppress(psutil.Error, OSError):
-            made[process.pid] = psutil.Process(process.pid).net_connections("tcp")
-            for one in made[process.pid]:
-                if one.status == psutil.CONN_LISTEN:
-                    listening.setdefault(one.laddr.port, process.pid)
-    own = {
-        (one.laddr.ip, one.laddr.port): pid
-        for pid, connections in made.items()
-        for one in connections
-        if one.status != psutil.CONN_LISTEN
+    made = {
+        one.pid: one.connections if one.node else process_facts.connections(one.pid)
+        for one in processes
     }
+    nodes = {one.pid: one.node for one in processes}
+    listening: dict[tuple[str, int], int] = {}
+    own: dict[tuple[str, str, int], int] = {}
+    for pid, connections in made.items():
+        for one in connections:
+            if one.state == psutil.CONN_LISTEN:
+                listening.setdefault((nodes[pid], one.port), pid)
+            else:
+                own[_end(nodes[pid], one.host, one.port)] = pid
     found: dict[int, list[Peer]] = {}
     for pid, connections in made.items():
-        ports = {one.laddr.port for one in connections if one.status == "LISTEN"}
+        node = nodes[pid]
         for one in connections:
-            if not one.raddr or one.laddr.port in ports:
+            if not one.peer_host or (node, one.port) in listening:
                 continue
-            at = (one.raddr.ip, one.raddr.port)
-            is_here = at in own or one.raddr.ip == one.laddr.ip
-            whose = own.get(at, listening.get(one.raddr.port) if is_here else None)
-            peer = Peer(f"{at[0]}:{at[1]}", whose, not is_here, one.fd)
+            whose = own.get(_end(node, one.peer_host, one.peer_port))
+            is_here = one.peer_host == one.host or nodes.get(whose or 0) == node
+            if whose is None and is_here:
+                whose = listening.get((node, one.peer_port))
+            address = f"{one.peer_host}:{one.peer_port}"
+            peer = Peer(address, whose, not is_here, one.fd)
             found.setdefault(pid, []).append(peer)
     return found
+
+
+def _end(node: str, host: str, port: int) -> tuple[str, str, int]:
+    """One end of a connection; a loopback's is another one on each node."""
+    is_loop = host.startswith("127.") or host in ("::1", "::ffff:127.0.0.1")
+    return (node if is_loop else "", host, port)

@@ -11,12 +11,14 @@ import contextlib
 import json
 import re
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 import psutil
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import (
+    background,
     gpus,
     host_capabilities,
     kernel_calls,
@@ -24,8 +26,10 @@ from pytest_gkd.processes import (
     py_spy,
     resource_use,
 )
+from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.processes.procfs import Stat
-from pytest_gkd.watch import process_facts
+from pytest_gkd.watch import flight_files, process_facts
+from pytest_gkd.watch.flight_files import Recorder
 from pytest_gkd.watch.scope import Scope, drives, works_for
 
 # Of an environment, which may hold secrets, nothing else leaves the node.
@@ -71,10 +75,15 @@ class Agent:
             if one.total_bytes
         ]
         if closely:
+            told["addresses"] = resource_use.own_addresses()
             told["may_trace"] = host_capabilities.may_trace()
             told["remote"] = list(self._scope.remote)
             told["unseen"] = list(self._scope.unseen)
-            _look(rows, deadline, native=request["look"] == "native")
+            native = request["look"] == "native"
+            asking = background.begin("gkd-recorders", lambda: _recorders(rows, native))
+            _look(rows, deadline, native=native)
+            for pid, recorder in asking.result().items():
+                next(o for o in rows if o["pid"] == pid)["recorder"] = recorder
             told["gpus_at_work"] = gpus.at_work([row["pid"] for row in rows])
         return told
 
@@ -111,11 +120,26 @@ def _look(rows: list[dict[str, Any]], deadline: float, *, native: bool) -> None:
         text = texts.get(pid, "it was not asked for its stacks")
         row["text"] = text[:LONGEST]
         row["facts"] = process_facts.of(pid)._asdict()
+        row["connections"] = process_facts.connections(pid)
         row["calls"] = [
             (thread, *call)
             for thread in {pid, *map(int, _THREADS.findall(text))}
             if (call := kernel_calls.of(pid, thread))
         ]
+
+    calls = [call for row in rows for call in row["calls"]]
+    written = kernel_calls.pipes_in_use(Call(*call) for _, *call in calls)
+    pids = [row["pid"] for row in rows]
+    held = {target: kernel_calls.holders(target, pids) for target in written}
+    for row in rows:
+        row["pipes"] = [target for target in held if row["pid"] in held[target]]
+
+
+def _recorders(rows: list[dict[str, Any]], native: bool) -> Mapping[int, Recorder]:
+    """What the ranks' flight recorders hold, once a standstill is proven."""
+    ranks = {row["pid"]: row["environ"].get("RANK", "") for row in rows}
+    known = {pid: int(rank) for pid, rank in ranks.items() if rank.isdecimal()}
+    return flight_files.ask(known) if native else {}
 
 
 def start() -> Any:

@@ -1,13 +1,15 @@
 """What the kernel tells of one process that is looked at closely.
 
-Nothing but ``processes`` is imported: this also runs on a job's other nodes (see
-``node_agent``).
+Nothing but ``processes`` and psutil is imported: this also runs on a job's other nodes
+(see ``node_agent``).
 """
 
 from __future__ import annotations
 
 import os
 from typing import NamedTuple
+
+import psutil
 
 from pytest_gkd.processes import kernel_calls, procfs
 
@@ -21,6 +23,30 @@ class Facts(NamedTuple):
     reads_terminal: bool = False
     receives: bool = False
     woken: int = 0
+
+
+class Connection(NamedTuple):
+    """A TCP socket of a process: both ends, a peer of port 0 where it has none,
+    psutil's word for its state, and its descriptor."""
+
+    host: str
+    port: int
+    peer_host: str
+    peer_port: int
+    state: str
+    fd: int
+
+
+def connections(pid: int) -> tuple[Connection, ...]:
+    """The TCP sockets of a process; none where that may not be seen."""
+    try:
+        found = psutil.Process(pid).net_connections("tcp")
+    except (psutil.Error, OSError):
+        return ()
+    return tuple(
+        Connection(*one.laddr, *(one.raddr or ("", 0)), one.status, one.fd)
+        for one in found
+    )
 
 
 def of(pid: int) -> Facts:

@@ -29,9 +29,11 @@ from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import stack_dump
 from pytest_gkd.files import make_way, write_private
-from pytest_gkd.processes import background, procfs, py_spy
+from pytest_gkd.processes import background, procfs, py_spy, resource_use
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch import process_facts, roles, stack_tree
+from pytest_gkd.watch.flight_files import Recorder
+from pytest_gkd.watch.process_facts import Connection
 from pytest_gkd.watch.samples import PID_BITS, GpuSample, NodeSample, ProcessSample
 
 AGENT = "pytest_gkd.watch.node_agent"
@@ -39,6 +41,8 @@ AGENT = "pytest_gkd.watch.node_agent"
 SENT = (
     "pytest_gkd.clock",
     "pytest_gkd.files",
+    "pytest_gkd.diagnosis.flight_records",
+    "pytest_gkd.processes.background",
     "pytest_gkd.processes.cgroup",
     "pytest_gkd.processes.gpus",
     "pytest_gkd.processes.host_capabilities",
@@ -49,11 +53,18 @@ SENT = (
     "pytest_gkd.processes.resource_use",
     "pytest_gkd.processes.tree",
     "pytest_gkd.sanitize",
+    "pytest_gkd.rank_words",
     AGENT,
+    "pytest_gkd.watch.flight_files",
     "pytest_gkd.watch.process_facts",
     "pytest_gkd.watch.scope",
 )
-PACKAGES = ("pytest_gkd", "pytest_gkd.processes", "pytest_gkd.watch")
+PACKAGES = (
+    "pytest_gkd",
+    "pytest_gkd.diagnosis",
+    "pytest_gkd.processes",
+    "pytest_gkd.watch",
+)
 USE_EVERY_S = 3.0
 USE_LIMIT_S = 5.0
 START_S = 30.0  # to import Ray, to join, and to start a worker on each node
@@ -228,7 +239,9 @@ class RayNodes:
         for row in rows:
             key, address = str(row["id"]), str(row["address"])
             if row["own"]:
-                found = replace(found, addresses=found.addresses | {address})
+                # A job's data may go by other interfaces than Ray's.
+                own = {address, *resource_use.own_addresses()}
+                found = replace(found, addresses=found.addresses | own)
                 continue
             host = str(row["host"])
             alone = host and hosts[host] == 1
@@ -241,7 +254,7 @@ class RayNodes:
                 try:
                     seen = _read(row["answer"], name, number, now)
                     self._held[key] = seen.processes
-                    seen = replace(seen, addresses=frozenset((address,)))
+                    seen = replace(seen, addresses=seen.addresses | {address})
                 except (KeyError, TypeError, ValueError, zlib.error) as error:
                     why = f"its answer cannot be read: {type(error).__name__}: {error}"
             elif row["alive"] and why == "idle":  # nothing of the job was there
@@ -327,6 +340,7 @@ def _read(answer: str, name: str, number: int, now: float) -> Seen:
         gpus_at_work=f"{at_work} on {name}" if at_work else "",
         remote=tuple(map(sanitize.line, told.get("remote", ()))),
         unseen=tuple(unseen),
+        addresses=frozenset(map(str, told.get("addresses", ()))),
         dumps=dumps,
     )
 
@@ -347,8 +361,25 @@ def _closely(one: ProcessSample, row: Mapping[str, Any], text: str) -> ProcessSa
         state="S" if stopped else one.state,  # by who looks at it
         tracer=int(row["tracer"]),
         calls=tuple(clean),
+        pipes=tuple(map(str, row["pipes"])),
+        connections=tuple(_connection(one) for one in row["connections"]),
+        recorder=_recorder(row.get("recorder")),
         **facts._replace(wchan=sanitize.line(facts.wchan))._asdict(),
     )
+
+
+def _connection(row: Sequence[Any]) -> Connection:
+    host, port, peer_host, peer_port, state, fd = row
+    words = (sanitize.line(str(one)) for one in (host, peer_host, state))
+    host, peer_host, state = words
+    return Connection(host, int(port), peer_host, int(peer_port), state, int(fd))
+
+
+def _recorder(row: Sequence[Any] | None) -> Recorder | None:
+    if row is None:
+        return None
+    asked, path, record = row
+    return Recorder(bool(asked), sanitize.line(str(path)), str(record))
 
 
 def _whole(value: Any) -> Any:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_gkd.watch.samples import Role
 
@@ -97,8 +97,9 @@ def _alone(one: Facts) -> Role:
     if title := _RAY_TITLE.search(command):
         what = title["what"]
         # An actor's title has its method while that runs; a task's is its name.
-        kind = "ray-worker" if what == "IDLE" or what[:1].islower() else "ray-actor"
-        return Role(kind, f"ray::{what}")
+        if what == "IDLE" or what[:1].islower():
+            return Role("ray-worker", f"ray::{what}")
+        return Role("ray-actor", f"ray::{what}", *_ranks(one))
     if found := _ENGINE.search(command):
         what = found["what"] or found["sgl"]
         kind = "engine" if "Engine" in what or "scheduler" in what else "engine-worker"
@@ -108,41 +109,39 @@ def _alone(one: Facts) -> Role:
     if _COMPILER.search(command):
         name = command.split()[0].rpartition("/")[2]
         return Role("compiler", f"compiler {name}")
-    rank = _number(one.environ.get("RANK"))
+    rank, local_rank, world_size = _ranks(one)
     if _HELPER.search(command):
         return Role("helper", command.split()[0].rpartition("/")[2])
     if _SERVER.search(command):
         return Role("teacher", "model server")
     if rank is not None:
-        return Role(
-            "rank",
-            f"rank {rank}",
-            rank,
-            _number(one.environ.get("LOCAL_RANK")),
-            _number(one.environ.get("WORLD_SIZE")),
-        )
+        return Role("rank", f"rank {rank}", rank, local_rank, world_size)
     script = _SCRIPT.search(command)
     words = command.split()
     name = script[1] if script else (words[0] if words else "")
     return Role("process", name.rpartition("/")[2])
 
 
+def _ranks(one: Facts) -> tuple[int | None, int | None, int | None]:
+    """RANK, LOCAL_RANK and WORLD_SIZE, which Ray's ``env_vars`` give to actors, too."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    rank, local_rank, world_size = (_number(one.environ.get(n)) for n in names)
+    return rank, local_rank, world_size
+
+
 def _numbered(found: dict[int, Role]) -> dict[int, Role]:
-    """Actors and engine workers of one name, told apart by a number."""
+    """Actors and engine workers of one name, told apart by their ranks or a number."""
     names: dict[str, list[int]] = {}
     for pid, role in sorted(found.items()):
         if role.kind in ("ray-actor", "engine", "engine-worker", "process"):
             names.setdefault(role.name, []).append(pid)
     for name, pids in names.items():
-        for number, pid in enumerate(pids if len(pids) > 1 else ()):
+        for number, pid in enumerate(pids):
             old = found[pid]
-            found[pid] = Role(
-                old.kind,
-                f"{name} #{number}",
-                old.rank,
-                old.local_rank,
-                old.world_size,
-            )
+            if old.rank is not None:
+                found[pid] = replace(old, name=f"{name} rank {old.rank}")
+            elif len(pids) > 1:
+                found[pid] = replace(old, name=f"{name} #{number}")
     return found
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pytest_gkd.diagnosis.stack_dump import Thread
 from pytest_gkd.language import marked
 from pytest_gkd.processes.kernel_calls import Call
+from pytest_gkd.watch.flight_files import Recorder
+from pytest_gkd.watch.process_facts import Connection
 
 # No pid has more bits (Linux, include/linux/threads.h, PID_MAX_LIMIT).
 PID_BITS = 22
@@ -64,7 +66,9 @@ class ProcessSample:
     ``node`` names another node of the job, and is empty for this machine. There, the
     node's number stands above the bits of ``pid`` and ``ppid``, so that no two are
     alike and none is of this machine; ``calls`` are its threads' kernel calls, by
-    thread, and ``at`` is when the answer came (``clock.monotonic()``).
+    thread, ``pipes`` the pipes and sockets that it has open and in which a process of
+    the job is writing, ``connections`` those of TCP, ``recorder`` is NCCL's, and ``at``
+    is when the answer came (``clock.monotonic()``).
     """
 
     pid: int
@@ -85,6 +89,9 @@ class ProcessSample:
     problem: str = ""
     node: str = ""
     calls: tuple[tuple[int, Call], ...] = ()
+    pipes: tuple[str, ...] = ()
+    connections: tuple[Connection, ...] = ()
+    recorder: Recorder | None = None
     at: float = 0.0
 
     @property

@@ -38,6 +38,7 @@ TITLES_EVERY_S = 5.0
 GPUS_EVERY_S = 5.0
 LOOK_LIMIT_S = 10.0
 NATIVE_S = 20.0
+FAR_S = 6.0  # for its flight records, and the way
 # Nobody reads the stacks of more; and each takes py-spy a tenth of a second of CPU.
 MOST_STACKS = 256
 MOST_NATIVE = 64
@@ -176,19 +177,19 @@ class Sampler:
         threads = {one.pid: stack_dump.threads(one.text, one.pid) for one in found}
         far = answers.result()
         far.keep(out)
-        known = {one.pid: one for one in far.processes if one.threads}
+        known = {one.pid: one for one in far.processes}
         return replace(
             sample,
             processes=tuple(
-                replace(one, threads=threads.get(one.pid) or one.threads)
-                if one.pid not in known
-                else known[one.pid]
+                _with_more(one, known[one.pid])
+                if one.pid in known
+                else replace(one, threads=threads.get(one.pid) or one.threads)
                 for one in sample.processes
             ),
         )
 
     def _ask_nodes(self, look: str) -> Future[ray_nodes.Seen]:
-        limit_s = LOOK_LIMIT_S if look == "stacks" else NATIVE_S
+        limit_s = LOOK_LIMIT_S if look == "stacks" else NATIVE_S + FAR_S
         return self.nodes.begin(self.scope.raylet, self.scope.jobs, look, limit_s)
 
     def _read_gpus(self) -> tuple[GpuSample, ...]:
@@ -223,6 +224,11 @@ class Sampler:
             )
             for one in facts
         }
+
+
+def _with_more(one: ProcessSample, later: ProcessSample) -> ProcessSample:
+    """A process of another node, with what it has told since, which may lack stacks."""
+    return later if later.threads else replace(one, recorder=later.recorder)
 
 
 def _closely(one: ProcessSample, text: str | None, tracer: int) -> ProcessSample:

@@ -165,7 +165,7 @@ def kind_of(process: ProcessSample) -> str:
     """What a process is one of: its kind, an actor's also with its class."""
     kind, name = process.role.kind, process.role.name.partition(" #")[0]
     if kind.startswith("ray-") and name.startswith("ray::"):
-        return name.partition(".")[0]
+        return name.partition(" ")[0].partition(".")[0]
     return name or kind if kind == "process" else kind
 
 

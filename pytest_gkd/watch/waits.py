@@ -63,17 +63,17 @@ class Known:
     """What else is known, each of it empty where it is not.
 
     ``records`` are flight records by rank, ``calls`` the kernel call of each thread by
-    pid and thread number, ``holders`` who else has a pipe or socket open, ``peers`` the
-    ends of the connections that a process has made. ``ray_wants`` says whether Ray, of
-    one node, lacks resources for something; ``ended`` are processes of the job that are
-    there no more.
+    pid and thread number, ``holders`` who has a pipe or socket of a node open,
+    ``peers`` the ends of the connections that a process has made. ``ray_wants`` says
+    whether Ray, of one node, lacks resources for something; ``ended`` are processes of
+    the job that are there no more.
     """
 
     records: Mapping[int, flight_records.Record] = field(default_factory=dict)
     tasks: Sequence[RayTask] = ()
     peers: Mapping[int, Sequence[Peer]] = field(default_factory=dict)
     calls: Mapping[tuple[int, int], Call] = field(default_factory=dict)
-    holders: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    holders: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
     ray_wants: bool | None = None
     ended: Sequence[ProcessSample] = ()
 
@@ -222,6 +222,8 @@ class _Job:
             if one.role.rank is not None and one.role.kind != "data-worker":
                 kinds.setdefault(stack_tree.kind_of(one), []).append(one)
         for kind, ranks in kinds.items():
+            if kind.startswith("ray::") and not rank_sets.ranked(ranks):
+                continue  # several groups of one class: who waits for whom is unknown
             yield from self._peers(kind, sorted(ranks, key=lambda r: r.role.rank or 0))
 
     def _peers(self, kind: str, ranks: Sequence[ProcessSample]) -> Iterable[_Edge]:
@@ -419,7 +421,11 @@ class _Job:
                 continue
             if not call.target.startswith(("pipe:", "socket:")):
                 continue
-            others = [p for p in self.known.holders.get(call.target, ()) if p != pid]
+            others = [
+                p
+                for p in self.known.holders.get((one.node, call.target), ())
+                if p != pid
+            ]
             here = tuple(
                 self.by_pid[p]
                 for p in others
