@@ -704,7 +704,9 @@ def _report(asked: argparse.Namespace) -> int:
         return _page(asked)
     path, *before = asked.paths or [Path(DIRECTORY)]
     if len(before) > 1 or asked.output:
-        _say_error("report: without --html it takes two reports and no --output")
+        _say_error(
+            language.tr("report: without --html it takes two reports and no --output")
+        )
         return UNUSABLE
     after = compare.read(path)
     if before:
@@ -713,10 +715,11 @@ def _report(asked: argparse.Namespace) -> int:
         runs = history.of_report(path)
         found = compare.compare(after, compare.kept(path), runs)
         if not found.before and not runs:
-            raise compare.ReportError(
-                f"{after.name}: no earlier run is kept beside it; name one to compare "
-                "with: gkd report DIR EARLIER"
+            alone = language.tr(
+                "{report}: no earlier run is kept beside it; name one to compare with: "
+                "gkd report DIR EARLIER"
             )
+            raise compare.ReportError(alone.format(report=after.name))
     _answer(asked, found.to_json(), compare.text(found))
     return FOUND if found.worse else 0
 
@@ -742,7 +745,8 @@ def _page(asked: argparse.Namespace) -> int:
     try:
         page_file.write(text, output.parent.resolve() / output.name)
     except OSError as error:
-        why = f"{output}: cannot be written: {error.strerror}"
+        cannot = language.tr("{file}: cannot be written: {why}")
+        why = cannot.format(file=output, why=error.strerror)
         raise compare.ReportError(why) from None
     _say(str(output))
     for line in unread:

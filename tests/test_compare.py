@@ -10,6 +10,7 @@ import pytest
 import report_schema
 from test_plugin import Run
 
+from pytest_gkd import language
 from pytest_gkd.__main__ import main
 from pytest_gkd.report import compare
 
@@ -108,6 +109,30 @@ def test_versions_and_settings_that_changed_are_named() -> None:
         "  settings layout: ray -> split",
     ]
     assert not found.worse
+
+
+def test_the_comparison_is_told_in_chinese() -> None:
+    def made(outcome: str, seconds: float, **more: Any) -> compare.Report:
+        stages = [
+            {"name": "nccl", "outcome": outcome},
+            {"name": "vllm", "outcome": "passed", "duration_s": seconds},
+        ]
+        return compare.Report("r", {"stages": stages, "versions": more})
+
+    after = made("failed", 9.0, torch="2.14.0")
+    found = compare.compare(after, [made("passed", 3.0)])
+    language.use("zh")
+    try:
+        text = compare.text(found)
+    finally:
+        language.use("en")
+    assert text.splitlines() == [
+        "r 与 r 比较",
+        "  变差 nccl: 通过 -> 失败",
+        "  变差 vllm 秒数: 3 -> 9（3 倍）",
+        "  版本 torch: 无 -> 2.14.0",
+    ]
+    assert found.to_json()["changes"][1]["what"] == "seconds"
 
 
 @pytest.mark.parametrize(

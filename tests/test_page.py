@@ -243,6 +243,29 @@ def test_a_page_of_somebody_elses_is_left_as_it_is(
     assert main(["report", "--html", str(folder)]) == 2
 
 
+def test_memory_is_drawn_with_its_peak_and_the_stage_that_ran_then(
+    tmp_path: Path,
+) -> None:
+    gib = 2**30
+    used = {"total_bytes": 80 * gib, "at_s": [0, 2.0, 4.0]}
+    report = made()
+    data = {
+        **report.data,
+        "memory": [{"of": 1, **used, "used_bytes": [gib, 60 * gib, 0]}],
+    }
+    text = page.html(Report("r", data), tmp_path)
+    assert "<h3>GPU 1</h3>" in text
+    assert "0.0 to 60.0 of 80.0 GiB; most after 2.0 s (probe)" in text
+    assert 'points="0,98.8 500,25.0 1000,100.0"' in text
+
+
+def test_a_run_samples_the_memory_of_its_host(stuck: Path) -> None:
+    told = json.loads((stuck / ".gkd/last/report.json").read_text())
+    assert [one["of"] for one in told["memory"]] == ["host"]
+    assert told["memory"][0]["at_s"]  # an earlier test ran a short run there
+    assert "<h2>Memory in use</h2>" in (stuck / ".gkd/last/report.html").read_text()
+
+
 def test_times_and_bandwidth_are_shown_beside_what_is_usual() -> None:
     def run(number: int, seconds: float, gb_s: float) -> Report:
         facts = {"bus_bandwidth_gb_s": {"64 MiB": gb_s}}

@@ -73,6 +73,7 @@ CAUSES = [f"{area}.{name}" for area, told in OF_AREA.items() for name in told.sp
 RUN_KEYS = [
     *("schema", "started", "versions", "settings", "stages"),
     *("ended", "interrupted", "notes", "cleaned", "injected", "machine", "commit"),
+    "memory",
 ]
 STAGE_KEYS = [
     *("name", "outcome", "started_s", "duration_s", "budget_s"),

@@ -13,8 +13,9 @@ from typing import Any
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis.metrics.statistics import deviation
+from pytest_gkd.language import marked, tr
 from pytest_gkd.report import history
-from pytest_gkd.report.record import PASSED, REPORT, RUNS, SCHEMA, SKIPPED
+from pytest_gkd.report.record import OUTCOMES, PASSED, REPORT, RUNS, SCHEMA, SKIPPED
 
 # How much longer a stage takes, or how far a number moves, before it is told: a busy
 # machine alone makes a smaller difference.
@@ -25,6 +26,9 @@ LEAST_S = 1.0
 LIKE, LEAST_LIKE = 10, 3
 TWICE = 2.0
 SPREAD = 3.0
+SECONDS = marked("seconds")  # what a change of a stage's time is of
+COMMIT = marked("commit")
+TABLES = (marked("machine"), marked("versions"), marked("settings"))
 LARGEST_BYTES = 64 << 20
 LINE_CHARS = 300
 SCHEMA_FILE = "report.schema.json"
@@ -101,20 +105,28 @@ def read(path: Path, *, checked: bool = True) -> Report:
     name = sanitize.line(str(path))
     try:
         if not file.is_file():
-            why = "is not a file" if file.exists() else "does not exist"
-            raise ReportError(f"{sanitize.line(str(file))} {why}; a run writes it")
+            why = (
+                tr("{file} is not a file; a run writes it")
+                if file.exists()
+                else tr("{file} does not exist; a run writes it")
+            )
+            raise ReportError(why.format(file=sanitize.line(str(file))))
         if file.stat().st_size > LARGEST_BYTES:
-            raise ReportError(f"{name}: larger than any report ({LARGEST_BYTES} bytes)")
+            large = tr("{report}: larger than any report ({number} bytes)")
+            raise ReportError(large.format(report=name, number=LARGEST_BYTES))
         found = json.loads(file.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         why = getattr(error, "strerror", None) or sanitize.line(str(error))
-        raise ReportError(f"{name}: cannot be read: {why}") from None
+        cannot = tr("{report}: cannot be read: {why}")
+        raise ReportError(cannot.format(report=name, why=why)) from None
     schema = found.get("schema") if isinstance(found, dict) else None
     if isinstance(schema, int) and schema != SCHEMA:
-        raise ReportError(f"{name}: has schema {schema}; this release reads {SCHEMA}")
+        other = tr("{report}: has schema {number}; this release reads {ours}")
+        raise ReportError(other.format(report=name, number=schema, ours=SCHEMA))
     if checked and (wrong := _wrong(found)):
         told = sanitize.line(wrong)[:LINE_CHARS]
-        raise ReportError(f"{name}: not a report of pytest --gkd-stages: {told}")
+        wrong = tr("{report}: not a report of pytest --gkd-stages: {why}")
+        raise ReportError(wrong.format(report=name, why=told))
     return Report(name, sanitize.data(found))
 
 
@@ -169,9 +181,7 @@ def compare(
         *_drift(after, last),
         *_numbers(after, before, last.keys()),
         *_commit(after, before[:1]),
-        *_named("machine", after, before[:1]),
-        *_named("versions", after, before[:1]),
-        *_named("settings", after, before[:1]),
+        *chain(*(_named(table, after, before[:1]) for table in TABLES)),
     ]
     return Comparison(after, before, changes, min(len(known), LIKE))
 
@@ -180,37 +190,44 @@ def text(found: Comparison) -> str:
     """The comparison for a person."""
     than = [found.before[0].name] if found.before else []
     if len(found.before) > 1:
-        than = [f"the {len(found.before)} runs kept beside it"]
+        kept = tr("the {number} runs kept beside it")
+        than = [kept.format(number=len(found.before))]
     if found.like >= LEAST_LIKE:
-        than.append(f"the last {found.like} runs like it")
-    lines = [f"{found.after.name} against {' and '.join(than)}"]
+        than.append(tr("the last {number} runs like it").format(number=found.like))
+    against = tr("{report} against {others}")
+    head = against.format(report=found.after.name, others=tr(" and ").join(than))
     if found.like >= LEAST_LIKE:
-        lines[0] += ", times and bandwidth against the median of these"
+        head += tr(", times and bandwidth against the median of these")
     elif len(found.before) > 1:
-        lines[0] += ", times against their median"
+        head += tr(", times against their median")
     if not than:
-        lines = [
-            f"{found.after.name}: {found.like} earlier run(s) like it in the history; "
-            f"{LEAST_LIKE} are needed to judge"
-        ]
-    lines += [f"  {line}" for line in map(told, found.changes)]
-    return "\n".join(
-        lines if found.changes else [*lines, "  no difference that counts"]
-    )
+        few = tr(
+            "{report}: {number} earlier run(s) like it in the history; {least} are "
+            "needed to judge"
+        )
+        head = few.format(report=found.after.name, number=found.like, least=LEAST_LIKE)
+    lines = [told(one) for one in found.changes] or [tr("no difference that counts")]
+    return "\n".join([head, *(f"  {line}" for line in lines)])
 
 
 def told(change: Change) -> str:
     """A change in one line."""
-    factor = "" if change.ratio is None else f" ({change.ratio:.2g} times)"
-    mark = "WORSE " if change.worse else ""
-    what = f"{change.where} {change.what}".strip()
+    ratio = "" if change.ratio is None else f"{change.ratio:.2g}"
+    factor = tr(" ({number} times)").format(number=ratio) if ratio else ""
+    mark = tr("WORSE ") if change.worse else ""
+    what = f"{tr(change.where)} {tr(change.what)}".strip()
     return f"{mark}{what}: {_shown(change.before)} -> {_shown(change.after)}{factor}"
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "none" if value is None else sanitize.line(str(value))[:120]
+    if value is None:
+        return tr("none")
+    outcome, bracket, cause = str(value).partition(" [")
+    if outcome in OUTCOMES:
+        return sanitize.line(f"{tr(outcome)}{bracket}{cause}")
+    return sanitize.line(str(value))[:120]
 
 
 def _outcomes(after: Report, before: Sequence[Report]) -> Iterator[Change]:
@@ -268,7 +285,7 @@ def _drift(
                 continue
             slower = ratio >= TWICE if is_time else ratio <= 1 / TWICE
             worse = slower and (is_time or what == best)
-            yield Change(name, what or "seconds", then, now, ratio, worse)
+            yield Change(name, what or SECONDS, then, now, ratio, worse)
 
 
 def _numbers(
@@ -293,7 +310,7 @@ def _numbers(
             if ratio is None or 1 / CHANGED < ratio < CHANGED:
                 continue
             slower = what == "" and ratio > 1 and now > max(values)
-            yield Change(name, what or "seconds", then, now, ratio, slower)
+            yield Change(name, what or SECONDS, then, now, ratio, slower)
 
 
 def _passed(name: str, runs: Iterable[Report]) -> Iterator[Mapping[str, Any]]:
@@ -321,7 +338,7 @@ def _commit(after: Report, before: Sequence[Report]) -> Iterator[Change]:
     now = after.data.get("commit")
     for run in before:
         if (then := run.data.get("commit")) != now:
-            yield Change("commit", "", then, now)
+            yield Change(COMMIT, "", then, now)
 
 
 def _named(what: str, after: Report, before: Sequence[Report]) -> Iterator[Change]:

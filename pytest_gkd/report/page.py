@@ -19,6 +19,7 @@ from pytest_gkd.report.render import budget, further, seconds
 TEMPLATE = "page.html.jinja"
 VALUE_CHARS = 500
 CHANGES = 20
+LEAST_S = 0.1  # of what a curve spans
 TABLES = (marked("versions"), marked("settings"))
 
 
@@ -66,6 +67,7 @@ def _page(
         ],
         "failed": [_failure(one, folder, files) for one in failed],
         "notes": [cut(tr_filled(note)) for note in data.get("notes", ())],
+        "memory": list(_memory(data, stages)),
         "bandwidth": list(_bandwidth(report, usual)),
         "losses": list(_losses(report)),
         "tables": [_table(data, name) for name in TABLES],
@@ -176,6 +178,56 @@ def _time_line(stages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for _, start, took, one in sorted(timed, key=lambda each: each[:2])
     ]
     return {"bars": bars, "whole": seconds(whole)}
+
+
+def _memory(
+    data: Mapping[str, Any], stages: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, Any]]:
+    """A curve for the host and for each GPU, from nothing to all of its memory."""
+    for one in data.get("memory") or ():
+        total, points = one["total_bytes"], _points(one)
+        if not total or not points:
+            continue
+        last = max(points[-1][0], LEAST_S)
+        at_s, most = max(points, key=lambda point: point[1])
+        within = [name for name, start, end in _spans(stages) if start <= at_s <= end]
+        told = tr("{least} to {most} of {total} GiB; most after {time}")
+        of = one["of"]
+        yield {
+            "name": tr("host, all that runs on it") if of == "host" else f"GPU {of}",
+            "curves": [
+                " ".join(
+                    f"{1000 * at / last:.0f},{100 - 100 * used / total:.1f}"
+                    for at, used in points
+                )
+            ],
+            "told": told.format(
+                least=_gib(min(used for _, used in points)),
+                most=_gib(most),
+                total=_gib(total),
+                time=seconds(at_s),
+            )
+            + (f" ({', '.join(within)})" if within else ""),
+            "marks": [],
+            "begin": "0 s",
+            "end": seconds(last),
+        }
+
+
+def _points(one: Mapping[str, Any]) -> list[tuple[float, int]]:
+    return list(zip(one["at_s"], one["used_bytes"], strict=False))
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"
+
+
+def _spans(stages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float, float]]:
+    """When each stage that ran began and ended, in seconds after the run's start."""
+    for one in stages:
+        start, took = one.get("started_s"), one.get("duration_s")
+        if isinstance(start, (int, float)) and isinstance(took, (int, float)):
+            yield str(one.get("name")), float(start), float(start + took)
 
 
 def _usual(time_s: float | None) -> str:

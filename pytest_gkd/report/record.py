@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
+from pytest_gkd.language import marked
 
 if TYPE_CHECKING:
     from pytest_gkd.diagnosis.diagnose import Diagnosis
@@ -28,11 +29,13 @@ OUTPUT_BYTES = 4 * 1024 * 1024
 PROBLEMS = 20
 PROBLEM_LENGTH = 500
 
-PASSED = "passed"
-FAILED = "failed"
-TIMEOUT = "timeout"
-BLOCKED = "blocked"
-SKIPPED = "skipped"
+# Translated when they are shown.
+PASSED = marked("passed")
+FAILED = marked("failed")
+TIMEOUT = marked("timeout")
+BLOCKED = marked("blocked")
+SKIPPED = marked("skipped")
+OUTCOMES = (PASSED, FAILED, TIMEOUT, BLOCKED, SKIPPED)
 
 
 @dataclass
@@ -114,6 +117,7 @@ class StageRecord:
 class RunRecord:
     """A whole run. ``started`` is ISO 8601; ``ended`` stays None until it ended.
 
+    ``memory`` are samples of the memory in use (see ``processes.memory_samples``),
     ``machine`` is what kind of machine it is, ``commit`` the one that git has checked
     out there. ``began`` is the start on the clock of the stages' ``started``.
     """
@@ -129,6 +133,7 @@ class RunRecord:
     injected: dict[str, str] | None = None
     machine: dict[str, Any] = field(default_factory=dict)
     commit: str | None = None
+    memory: list[dict[str, Any]] = field(default_factory=list)
     began: float = field(default_factory=monotonic)
     _problems: list[str] = field(default_factory=list)
     _others: int = 0
@@ -175,6 +180,7 @@ class RunRecord:
             "injected": self.injected,
             "notes": self.notes,
             "cleaned": self.cleaned,
+            "memory": self.memory,
             "stages": [stage.to_json(self.began) for stage in self.stages],
         }
         return sanitize.data(found)  # type: ignore[no-any-return]

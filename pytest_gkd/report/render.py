@@ -50,11 +50,7 @@ _PHASE = {
     "training-step": marked("the training step"),
     "checkpoint": marked("the checkpoint"),
 }
-# What is translated when it is shown: outcomes, and how sure a diagnosis is.
-_OUTCOMES = (
-    *(marked("passed"), marked("failed"), marked("timeout"), marked("blocked")),
-    marked("skipped"),
-)
+# How sure a diagnosis is; translated when it is shown.
 _CONFIDENCES = (marked("likely"), marked("guess"))
 # Notes on deliberate choices; in the report for whoever looks for them.
 REPORT_ONLY = ("package.optional-missing",)

@@ -19,6 +19,7 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.files import make_way
 from pytest_gkd.processes import host_summary, tree
 from pytest_gkd.processes.manifest_writer import ManifestWriter
+from pytest_gkd.processes.memory_samples import MemorySamples
 from pytest_gkd.report.live import Teller
 from pytest_gkd.report.record import REPORT, RunRecord
 from pytest_gkd.run.assignment import Preparation
@@ -81,6 +82,8 @@ class RunParts:
         if settings.inject:
             fault = fault_specs.find(settings.inject)
             self.record.injected = {"fault": settings.inject, "how": fault.how}
+        self.memory = MemorySamples(self.record.began, with_gpus=bool(made.gpus))
+        self.record.memory = self.memory.series
         self.recorder = Recorder(self.record)
         note, lock = self.recorder.note, self.recorder.lock
         # Stages that wait for verdicts wait until they get them, without a deadline.
@@ -104,7 +107,7 @@ class RunParts:
             self.recorder.on_event,
             self._on_overrun,
             lambda now: self.guardian.on_heard(now),
-            lambda now: self.guardian.on_tick(now),
+            self._on_tick,
             lambda worker: self.on_lost(worker),
             note,
             end_stuck=not settings.full_budget,
@@ -141,6 +144,10 @@ class RunParts:
     def _on_overrun(self, overrun: Overrun) -> None:
         self.overruns[overrun.worker] = overrun
         self.recorder.note_survivors(overrun.survived)
+
+    def _on_tick(self, now: float) -> None:
+        self.memory.on_tick(now)
+        self.guardian.on_tick(now)
 
     def spare_plugins(self) -> None:
         """Treat what plugins have started so far as the user's: no stage has begun."""
