@@ -188,7 +188,7 @@ def test_no_advice_asks_for_more_gpus_than_there_are(
     script.write_text(SCRIPT.format(student=model, teacher=model))
     told = {}
     for place in ("", ",nodes=1,gpus=6"):
-        _, found = check(capsys, script, f"--machine=memory=48GiB{place}")
+        _, found = check(capsys, script, f"--machine=memory=40GiB{place}")
         bad = [one for one in found["findings"] if one["cause"] == "cuda.oom"]
         told[place] = bad[0]["message"]
     assert "trainer.nnodes" in told[""]

@@ -237,7 +237,9 @@ def test_a_process_that_is_not_armed_is_not_signalled(
     child = start(SLEEPS)
     await_status(child, psutil.STATUS_SLEEPING)
     (stack,) = collect(child, tmp_path)
-    assert stack.text.startswith("py-spy is not installed\nstate: sleeping")
+    assert stack.text.startswith(
+        "py-spy is not installed (pip install py-spy)\nstate: sleeping"
+    )
     assert child.poll() is None
 
 

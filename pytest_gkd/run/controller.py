@@ -242,6 +242,7 @@ class StageController:
             problem = run.page.write(run.record)
             if problem:
                 run.recorder.note(f"there is no {PAGE} of this run: {problem}")
+                run.teller.write()  # else it may not be due yet, after a slow write
 
     def _remember(self) -> None:
         """Add the run to the history, unless nothing ran."""
