@@ -606,8 +606,9 @@ def test_leaves(gkd):
     assert run.outcomes() == {"leaves": "passed"}
     child = run.stage("leaves")["facts"]["child"]
     assert not psutil.pid_exists(child)
-    # The command behind it is cut where the way to Python is long.
-    assert any(line.startswith(f"{child} ") for line in run.report["cleaned"])
+    (line,) = run.report["cleaned"]
+    assert line.startswith(f"{child} ")
+    assert SLEEPER in line
     assert run.shows("gkd: 1 process(es) were left running and were ended*")
 
 
