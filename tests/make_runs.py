@@ -155,6 +155,7 @@ def processes(mark: str) -> list[tuple[psutil.Process, str]]:
     ranks: dict[int, str] = {}
     others: list[psutil.Process] = []
     sessions: set[int] = set()
+    psutil.process_iter.cache_clear()  # a pid may have become another process's
     found = list(psutil.process_iter())
     for one in found:
         with contextlib.suppress(psutil.Error, OSError):

@@ -218,6 +218,67 @@ def test_looks_that_became_rare_at_work_come_soon_where_it_ends(
     assert Clock.now - at < 330, looks
 
 
+REFUSED = """Traceback (most recent call last):
+  File "/home/me/loop.py", line 77, in do
+    found = function(*given)
+  File "/home/me/steps.py", line 112, in compute_log_prob
+    logits = ask_server(url, ids) if url else teacher(ids)
+  File "/home/me/steps.py", line 106, in ask_server
+    with urllib.request.urlopen(urllib.request.Request(url, body)) as answer:
+urllib.error.URLError: <urlopen error [Errno 111] Connection refused>
+"""
+
+
+def test_a_job_that_tries_again_is_slow_for_the_cause_that_its_log_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "monotonic", lambda: Clock.now)
+    log, said = tmp_path / "output.log", list[str]()
+    notified: list[str] = []
+    asked = Asked(("train",), status=False)
+    sampler = Sampler(Scope(lambda _: ()), lambda: (0, Clock.now))
+    watch = watcher.Watch(asked, tmp_path, OwnScreen(status=False), sampler, Usual())
+
+    def look(*_: Path) -> JobSample:
+        seen = sample(Clock.now, process("main", "sleep"))
+        return replace(seen, output_at=Clock.now, output_bytes=log.stat().st_size)
+
+    monkeypatch.setattr(sampler, "take", look)
+    monkeypatch.setattr(sampler, "look", look)
+    monkeypatch.setattr(watch.screen, "say", said.append)
+    monkeypatch.setattr(watch, "notify", lambda v, *_: notified.append(v.phase))
+    watch.log = log
+
+    def printed(text: str) -> None:
+        with log.open("a") as file:
+            file.write(text)
+        Clock.now += 1.0
+        watch.tick(text.encode())
+        if watch.look is not None:
+            watch.look.result()
+
+    printed("Loading teacher\n")
+    for step in range(1, 7):
+        printed(f"INFO - train - step {step}/20 loss=0.0{step} reward=0.5\n")
+    printed(f"WARNING - train - score failed (attempt 1 of 1001)\n{REFUSED}")
+    for attempt in range(2, 200):
+        line = f"WARNING - train - score failed (attempt {attempt} of 1001)\n"
+        printed(2 * line)
+
+    def heard() -> bool:
+        watch.tick(b"")
+        return bool(notified)
+
+    until(heard, "nobody is told")
+    (text,) = said
+    assert text.startswith("slow (likely): no step for ")
+    assert "\n  cause asking the teacher failed" in text
+    assert "[teacher.unreachable]" in text
+    assert f"\n  more  gkd diagnose {log}" in text
+    assert notified == ["teacher"]
+    assert watch.progress.phase == "teacher"
+
+
 @pytest.mark.skipif(shutil.which("gdb") is None, reason="needs gdb")
 @pytest.mark.parametrize(("program", "held"), [("py-spy", False), ("gdb", True)])
 def test_a_debugger_holds_a_job_and_py_spy_does_not(

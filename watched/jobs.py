@@ -35,6 +35,7 @@ OPTIONS = ("--look-after=5", "--stuck-after=10")
 START_S = 300.0  # until what a case waits for appears, on a loaded machine
 END_S = 300.0
 VERDICT_S = 120.0  # from the standstill
+LOOK_S = 10.0  # for a process that is there
 
 Case = dict[str, Any]
 _TABLE = tomllib.loads((HERE / "cases.toml").read_text("utf-8"))
@@ -251,6 +252,15 @@ class Job:
         found = [one for one, _ in make_runs.processes(self.mark)]
         return [one for one in found if one.pid not in others]
 
+    def listed(self) -> str:
+        """Its processes as a person reads them, and what runs beside."""
+        lines = []
+        for one, rank in make_runs.processes(self.mark):
+            with contextlib.suppress(psutil.Error):
+                command = " ".join(one.cmdline())[:100]
+                lines.append(f"{one.pid} {one.status()} {rank} {command}")
+        return "\n".join(["", *lines])
+
     def chosen(self, who: str) -> list[psutil.Process]:
         """Whom a case means by ``rank2``, ``rank2/workers``, or a pattern."""
         found = make_runs.processes(self.mark)
@@ -314,9 +324,9 @@ class Job:
             time.sleep(act.get("wait", 0))
             self.acted_at = time.time()
             if "signal" in act:
-                chosen = self.chosen(act["who"])
-                assert chosen, f"no process is {act['who']}"
-                for one in chosen:
+                choose = partial(self.chosen, act["who"])
+                self.wait(choose, LOOK_S, f"process that is {act['who']}")
+                for one in choose():
                     one.send_signal(getattr(signal, f"SIG{act['signal']}"))
             elif "run" in act:
                 pid = str(self.chosen(act["who"])[0].pid) if "who" in act else ""

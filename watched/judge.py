@@ -33,6 +33,7 @@ def judge(case: jobs.Case) -> Judged:
         except TimeoutError as error:
             found.problems.append(str(error))
         if found.problems:
+            found.problems.append(f"its processes: {job.listed()}")
             found.problems.append(f"it printed: {job.text()[-3000:]}")
     return found
 

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pytest_gkd.diagnosis import prefixes
+from pytest_gkd.diagnosis import launcher_summary, prefixes
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.scan import uncoloured
 from pytest_gkd.diagnosis.stack_dump import Frame
@@ -57,7 +57,6 @@ _DOTTED = Pattern(
 _MEMBER = Pattern(rb"^[ +]*\+-[+-]*-{8,} (?:\d+|\.\.\.) -{8,}$")
 _TREE = Pattern(rb"^ *(?:\| ?|\+ (?:Exception Group ))")
 _FOLDED = Pattern(rb" *\[repeated \d+x across cluster\].*")
-_FIRST = b"Root Cause (first observed failure)"
 _SIDES = "│┃║╭╰╮╯".encode()
 _BOXED = tuple(one.encode() for one in "│┃║╭╰")
 # Line endings that are drawn, not cut off.
@@ -324,7 +323,7 @@ class _Reader:
         ray = _RAY.search(line) if b"ray::" in line else None
         if link := next((k for k, words in _LINKS.items() if words in line), ""):
             self._came, self._more = link, 0
-        elif _FIRST in line:
+        elif launcher_summary.FIRST in line:
             self._first = True
         elif _MARK in line:
             self._begin_at(line, line.index(_MARK), start)

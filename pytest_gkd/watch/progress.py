@@ -156,6 +156,11 @@ class Follower:
         elif self._steps_since:
             self._progress = replace(old, phase_at=now)
 
+    def is_in(self, phase: str) -> None:
+        """It is in another phase than was seen, until the next sign of one."""
+        if not self._marked and phase in log_phases.PHASES and phase != "unknown":
+            self._progress = replace(self._progress, phase=phase)
+
     def _pace(self) -> float | None:
         if self._steps:
             return statistics.median(self._steps)

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 from pytest_gkd.clock import monotonic
+from pytest_gkd.diagnosis import launcher_summary
 from pytest_gkd.processes import procfs
 from pytest_gkd.processes.procfs import Stat
 from pytest_gkd.watch import (
@@ -287,19 +288,11 @@ class CommandWatch:
             why = [f"signal {signal.Signals(-code).name} after {how_far}"]
         if who := verdicts.first_to_end(watch.ends, monotonic()):
             why.append(f"{who} was the first of its processes to end")
+        elif first := launcher_summary.first_failed(watch.follower.tail):
+            who = f"rank {first.rank} (pid {first.pid})"
+            why.append(f"torchrun saw {who} fail first, exit code {first.exit_code}")
         verdict = Verdict(DEAD, 0.0, tuple(why), phase=phase, who=who)
-        text = Watch.in_words(verdict)
-        for one in found["causes"][:1]:
-            text += f"\n  cause {one['title']} [{one['cause']}]"
-            for line in one["evidence"][:2]:
-                text += f"\n  saw   {line['file']}:{line['line']}  {line['text']}"
-            for advice in one["advice"][:2]:
-                text += f"\n  fix   {advice}"
-        telling = [line["text"] for line in found.get("telling", ())]
-        for line in telling[:1]:  # of what no rule knows
-            text += f"\n  saw   {line}"
-        if watch.log is not None:
-            text += f"\n  more  gkd diagnose {watch.log}"
+        text = Watch.in_words(verdict) + stuck_report.cause_lines(found, watch.log)
         watch.verdict, watch.causes = verdict, found["causes"]
-        watch.telling = telling
+        watch.telling = [line["text"] for line in found.get("telling", ())]
         watch.tell(verdict, text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -228,6 +228,22 @@ def diagnosed(log: Path | None, rules: tuple[str, ...]) -> dict[str, Any]:
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return nothing  # the log is kept, and can be asked again
     return nothing | found
+
+
+def cause_lines(found: Mapping[str, Any], log: Path | None) -> str:
+    """What ``diagnosed`` says of a log, as lines that follow a verdict."""
+    text = ""
+    for one in found["causes"][:1]:
+        text += f"\n  cause {one['title']} [{one['cause']}]"
+        for line in one["evidence"][:2]:
+            text += f"\n  saw   {line['file']}:{line['line']}  {line['text']}"
+        for advice in one["advice"][:2]:
+            text += f"\n  fix   {advice}"
+    for line in found.get("telling", ())[:1]:  # of what no rule knows
+        text += f"\n  saw   {line['text']}"
+    if log is not None:
+        text += f"\n  more  gkd diagnose {log}"
+    return text
 
 
 def _keep(directory: Path, report: Report, sample: JobSample) -> None:

@@ -103,6 +103,7 @@ class Watch:
         self._first: JobSample | None = None
         self.look: Future[JobSample] | None = None
         self._report: Future[stuck_report.Report] | None = None
+        self._why_slow: Future[dict[str, Any]] | None = None
         self._look_at = self._busy_at = 0.0
         self.ends: deque[tuple[float, ProcessSample]] = deque(maxlen=MOST_ENDS)
         self._looks = 0
@@ -152,6 +153,7 @@ class Watch:
             self._judge(now)
             self.keep_verdict()
         self._hear_report()
+        self._hear_why_slow()
         self._tell_nodes()
         if self.asked.until_step and self.end is None and self.progress.trained:
             self.end = End("--until-step", 0)
@@ -335,7 +337,33 @@ class Watch:
         if reports and sample is not None:
             self.begin_report(verdict, sample)
         elif self._may_tell(verdict.word):
-            self.tell(verdict, self.in_words(verdict))
+            if verdict.word == SLOW and self.log is not None:
+                self._ask_why_slow(self.log)
+            else:
+                self.tell(verdict, self.in_words(verdict))
+
+    def _ask_why_slow(self, log: Path) -> None:
+        """Ask the log, which may tell: a job that tries again, for ever, is slow."""
+        rules = self.asked.rules
+        self._why_slow = background.begin(
+            "gkd-slow", lambda: stuck_report.diagnosed(log, rules)
+        )
+
+    def _hear_why_slow(self) -> None:
+        if self._why_slow is None or not self._why_slow.done():
+            return
+        done, self._why_slow = self._why_slow, None
+        found, verdict = self._result("the diagnosis", done), self.verdict
+        if verdict.word != SLOW:
+            self._told.pop(SLOW, None)
+            return
+        text = self.in_words(verdict)
+        # After what is told as survived, steps were made.
+        if found is not None and found.get("verdict") == "failed":
+            self.follower.is_in(found["phase"])
+            verdict = replace(verdict, phase=self.progress.phase)
+            text += stuck_report.cause_lines(found, self.log)
+        self.tell(verdict, text)
 
     def _may_tell(self, what: str, *, once: bool = False) -> bool:
         """Whether it was not told lately, or with ``once`` never."""

@@ -1,0 +1,84 @@
+"""Who failed first among ranks of torchrun that end at once: its summary names one."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from watch_helpers import watch
+
+from pytest_gkd.diagnosis import launcher_summary
+from pytest_gkd.diagnosis.launcher_summary import Failed
+
+SUMMARY = b"""Failures:
+[1]:
+  time      : 2026-11-26_10:38:22
+  host      : node1
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 16863)  (SIGTERM)
+  error_file: <N/A>
+  traceback : Signal 15 (SIGTERM) received by PID 16863
+-------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-26_10:38:22
+  host      : node1
+  rank      : 9 (local_rank: 1)
+  exitcode  : -9 (pid: 16864)  (SIGKILL)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 16864
+=======================================================
+"""
+# Rank 1 dies, and torchrun ends the others within a tenth of a second.
+RANKS = """
+import os, signal, time
+print({"loss": 1.0, "step": 1}, flush=True)
+time.sleep(3)
+if os.environ["RANK"] == "1":
+    print("rank 1 is", os.getpid(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(100)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (SUMMARY, Failed(9, 16864, -9)),
+        (re.sub(rb"(?m)^", b"0: ", SUMMARY), Failed(9, 16864, -9)),  # srun --label
+        (
+            SUMMARY + SUMMARY.replace(b"rank      : 9", b"rank      : 3"),
+            Failed(3, 16864, -9),
+        ),
+        (
+            SUMMARY.partition(b"error_file: <N/A>\n  traceback : Signal 9")[0],
+            Failed(9, 16864, -9),
+        ),
+        (SUMMARY.partition(b"exitcode  : -9")[0], None),
+        (SUMMARY.partition(b"Root")[0], None),
+        (SUMMARY.replace(b": 9 (", b": " + b"9" * 90 + b" ("), None),
+        (b"Root Cause (first observed failure):\n" * 9999, None),
+        (b"", None),
+    ],
+)
+def test_the_rank_that_a_summary_names(text: bytes, found: Failed | None) -> None:
+    assert launcher_summary.first_failed(text) == found
+
+
+@pytest.mark.needs("torch")
+def test_a_rank_of_torchrun_that_is_killed_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+    done = watch(tmp_path, *torchrun, "--nproc-per-node=3", "ranks.py")
+    assert done.returncode == 1
+    pid = re.search(rb"rank 1 is (\d+)", done.stdout)
+    assert pid, done.stdout
+    (file,) = tmp_path.glob("watch/*/verdict.json")
+    told = json.loads(file.read_text())
+    assert (told["verdict"], told["who"]) == ("dead", f"rank 1 (pid {int(pid[1])})")
+    # By the samples, where it is the only one that had ended, or by torchrun.
+    ways = ("was the first of its processes to end", "fail first, exit code -9")
+    assert told["why"][1].endswith(ways)
