@@ -33,8 +33,8 @@ def judge(case: jobs.Case) -> Judged:
         except TimeoutError as error:
             found.problems.append(str(error))
         if found.problems:
-            found.problems.append(f"its processes: {job.listed()}")
-            found.problems.append(f"it printed: {job.text()[-3000:]}")
+            printed = f"it printed: {job.text()[-3000:]}"
+            found.problems.append(f"{printed}\nits processes: {job.listed()}")
     return found
 
 
