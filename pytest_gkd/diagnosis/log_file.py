@@ -311,15 +311,17 @@ class _Source:
 
     def read(self) -> bytes:
         """The next block, shorter than BLOCK only at the end."""
-        parts = [self._ahead]
-        size = 0 if self._ahead else min(BLOCK, self.left)
+        if block := self._ahead:
+            self._ahead = b""
+            return block
+        parts = []
+        size = min(BLOCK, self.left)
         while size and (part := self.stream.read(size)):
             parts.append(part)
             size -= len(part)
             self.left -= len(part)
             self.taken += len(part)
-        self._ahead = b""
-        return b"".join(parts)
+        return b"".join(parts)  # of one part no copy
 
     def peek(self) -> bytes:
         """The next block, which ``read`` returns again."""

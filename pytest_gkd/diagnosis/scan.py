@@ -9,7 +9,7 @@ no pattern meets a long line.
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -32,6 +32,8 @@ MAX_TRIES = 300
 LONG = 1 << 16
 # Bytes after which a faster automaton pays, which takes ten times as long to build.
 REBUILD_BYTES = 1 << 22
+# Blocks that are searched at the same time, while those before are examined.
+THREADS = 2
 
 _ANSI = Pattern(rb"(?:\x1b\[[0-9;?]*[A-Za-z]|\x00)+")
 _NOTE = Pattern(
@@ -126,8 +128,8 @@ class _Part(NamedTuple):
 class Scanner:
     """Searches one source, block by block, for the signatures of a catalogue.
 
-    While a thread searches a block for texts, the matches of the previous one are
-    examined: the automaton releases the GIL. Of each signature the first ``MAX_HITS``
+    While threads search blocks for texts, the matches of an earlier one are examined:
+    the automaton releases the GIL. Of each signature the first ``MAX_HITS``
     are kept, and the last ones: the root of a failure is among the first things that
     happened, unless the run outlived those. A ``watcher`` is given its lines on the
     way, and those of the end in any case.
@@ -162,9 +164,9 @@ class Scanner:
         self._kept = b""
         self._kept_at = 0
         self._new = 0
-        # The part being searched, and the offset of the part being examined.
-        self._finder = ThreadPoolExecutor(1)
-        self._ahead: _Part | None = None
+        # The parts being searched, and the offset of the part being examined.
+        self._finder = ThreadPoolExecutor(THREADS)
+        self._ahead = deque[_Part]()
         self._offset = 0
         self._line = 1
         self._counted = 0, 1
@@ -188,8 +190,8 @@ class Scanner:
         are no longer searched for are searched for there, backwards.
         """
         self._pass_on(self._kept, len(self._kept), last=True)
-        if self._ahead is not None:
-            self._advance(self._ahead)
+        while self._ahead:
+            self._advance(self._ahead.popleft())
         self._finder.shutdown()
         self.lines = self._line - 1 + self._kept.count(b"\n")
         self._line = 1 + self.lines - tail.count(b"\n")
@@ -199,19 +201,22 @@ class Scanner:
     def _pass_on(self, text: bytes, end: int, *, last: bool = False) -> None:
         """Search the text from where it is new up to ``end``, and keep the rest.
 
-        Meanwhile the matches in the previous text are examined.
+        Meanwhile the matches in an earlier text are examined.
         """
         search: Callable[[], list[tuple[int, int, int]]] = functools.partial(
-            self._automaton.find_matches_as_indexes, text[self._new :], overlapping=True
+            self._automaton.find_matches_as_indexes,
+            memoryview(text)[self._new :],
+            overlapping=True,
         )
-        before = self._ahead
         # A text of one block, such as a stage's, needs no thread.
-        found = self._finder.submit(search).result if before and not last else search
+        use_thread = self._ahead and not last
+        found = self._finder.submit(search).result if use_thread else search
         part = _Part(text, self._new, end, self._kept_at, self._texts, found)
         self._kept, self._kept_at = text[part.keep :], part.start + part.keep
-        self._new, self._ahead = end - part.keep, part
-        if before is not None:
-            self._advance(before)
+        self._new = end - part.keep
+        self._ahead.append(part)
+        if len(self._ahead) > THREADS:
+            self._advance(self._ahead.popleft())
 
     def _advance(self, part: _Part) -> None:
         """Examine the matches in a part."""
