@@ -215,3 +215,17 @@ def test_verls_old_recipe_says_which_release_runs_it(tmp_path: Path) -> None:
     script.write_text("python3 -m main_gkd data.train_batch_sise=4\n")
     messages = told(check.check(script, (), "verl==0.9.1"))
     assert any("did you mean 'data.train_batch_size'" in one for one in messages)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "actor_rollout_ref: {rollout: {name: vllm}}\ntrainer: {nnodes: 1}\n",
+        "defaults: [ppo_trainer, _self_]\ntrainer: {n_gpus_per_node: 4}\n",
+    ],
+)
+def test_a_file_with_a_trainer_is_verls_alone(tmp_path: Path, text: str) -> None:
+    """Such as what Hydra wrote into the directory of an earlier run."""
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert check.check(path).framework == "verl"

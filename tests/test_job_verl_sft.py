@@ -233,3 +233,16 @@ def test_gradients_stay_whole_where_verl_defers_their_reduction(
     elements, _ = plan.elements()
     gradients = sum(n for name, n in found.items() if "gradients" in name)
     assert (gradients > 2 * elements) == bool(keeps), found
+
+
+def test_a_copy_of_its_own_configuration_is_one_of_these_programs(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "defaults: [model@model: hf_model, engine@engine: fsdp, optim@optim: fsdp]\n"
+        "data: {max_length: 512}\ntrainer: {n_gpus_per_node: 2}\n"
+    )
+    found = check(path)
+    assert found.framework == "verl"
+    assert "rollout_gpus" not in found.values

@@ -37,6 +37,10 @@ NAMES = "|".join(PROGRAMS)
 PROGRAM = re.compile(
     rf"(?P<common>{NAMES})|prime_rl\.(?:entrypoints\.(?:{NAMES})|trainer\.rl\.train)"
 )
+# Tables of its trainer; verl and SkyRL have a trainer, too.
+TRAINER = re.compile(
+    r"trainer\.(?:model|optim|scheduler|loss|ckpt|data|weight_broadcast)\."
+)
 FILE = "@"
 TRUTHS = {"true": True, "True": True, "1": True}
 TRUTHS |= {"false": False, "False": False, "0": False}
@@ -56,7 +60,7 @@ def is_own(keys: AbstractSet[str]) -> bool:
     Likewise for a command of a common name that reads a file after an @.
     """
     tops = {key.partition(".")[0] for key in keys}
-    is_rl = bool({"trainer", "orchestrator"} & tops)
+    is_rl = "orchestrator" in tops or any(TRAINER.match(key) for key in keys)
     is_sft = "model.name" in keys and {"data", "optim"} <= tops
     return FILE in keys or is_rl or is_sft
 

@@ -56,7 +56,9 @@ def is_own(keys: AbstractSet[str]) -> bool:
     """Whether a configuration file is one of verl's."""
     tops = {key.partition(".")[0] for key in keys}
     builds_on_it = "defaults" in keys and "algorithm" in tops and "policy" not in tops
-    return "actor_rollout_ref" in tops or builds_on_it or verl_sft.is_own(keys)
+    trains = "trainer.n_gpus_per_node" in keys or "trainer.default_local_dir" in keys
+    is_rl = "actor_rollout_ref" in tops or builds_on_it or trains
+    return is_rl or verl_sft.is_own(keys)
 
 
 def read(launch: Launch, release: Release) -> Reading:

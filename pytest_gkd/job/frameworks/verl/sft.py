@@ -90,8 +90,9 @@ def is_sft(launch: Launch) -> bool:
     if launch.document is None:
         return bool(config.SFT.fullmatch(launch.program))
     settings = documents.settings(launch.document, documents.OMEGACONF)
-    on = [one.value for one in settings if one.key == "defaults"]
-    return is_own({one.key for one in settings}) or config.SFT_CONFIG in str(on)
+    on = str([one.value for one in settings if one.key == "defaults"])
+    builds_on_it = config.SFT_CONFIG in on or "engine@engine" in on
+    return is_own({one.key for one in settings}) or builds_on_it
 
 
 def has_ray(launch: Launch) -> bool:
