@@ -221,6 +221,25 @@ def test_a_row_that_mends_is_only_there_where_it_does(tmp_path: Path) -> None:
     assert "--no-inference" not in of_framework("prime-rl", tmp_path)[0].arguments()
 
 
+@pytest.mark.parametrize(
+    ("job", "batch"),
+    [
+        (JOBS["trl-gkd"], "1"),
+        (JOBS["trl-grpo"], "2"),
+        ("swift rlhf --rlhf_type gkd --model M --teacher_model T --dataset D", "1"),
+        (JOBS["ms-swift"], "2"),
+    ],
+)
+def test_only_groups_of_samples_need_more_than_a_batch_of_one(
+    tmp_path: Path, job: str, batch: str
+) -> None:
+    release = "trl==1.16.0" if job.startswith("accelerate") else ""
+    changes = [one.text for one in small(tmp_path, job, release).changes]
+    assert f"--per_device_train_batch_size={batch}" in changes
+    assert ("--num_generations=2" in changes) == (batch == "2")
+    assert len({one.partition("=")[0] for one in changes}) == len(changes)
+
+
 def test_what_is_wrong_with_the_job_itself_stays(tmp_path: Path) -> None:
     job = f"{JOBS['prime-rl']} --deployment.type multi_node".replace(
         "--inference.vllm.model M", "--deployment.num_infer_nodes 2"

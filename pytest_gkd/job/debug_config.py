@@ -121,8 +121,10 @@ def smallest(check: Callable[..., Checked]) -> DebugConfig:
     rows = [
         row
         for row in rows
-        if "set" in row and all(name in known for name in row.get("when", ()))
+        if "set" in row and all(_has(known, one) for one in row.get("when", ()))
     ]
+    by_key = {(row["set"].partition("=")[0], "mends" in row): row for row in rows}
+    rows = [*by_key.values()]
     strange = {-1}
     while strange:  # of an unknown section only the first key is reported
         tried = check(added=[row["set"].format(**{**ANYHOW, **sizes}) for row in rows])
@@ -180,6 +182,12 @@ def _file(found: Checked) -> str:
         name for name, _ in places.most_common() if name.endswith((".yaml", ".yml"))
     ]
     return files[0] if files else "CONFIG.yaml"
+
+
+def _has(known: Mapping[str, Any], condition: str) -> bool:
+    """Whether there is a certain value of a name, or, as in ``name > 1``, several."""
+    name, several, _ = condition.partition(" > 1")
+    return name in known and (not several or known[name] > 1)
 
 
 def _certain(found: Checked) -> dict[str, Any]:
