@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 
+from pytest_gkd.diagnosis import catalogue
+from pytest_gkd.diagnosis.diagnose import advice
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.gkd.step import StepReport, judge_steps, needs_another
 
@@ -146,3 +148,5 @@ def test_a_student_that_equals_its_teacher_has_nothing_to_learn() -> None:
     found = fault(replace(FIRST, loss=-1.5e-6), replace(FIRST, loss=2e-5))
     assert found.cause == "train.no-grad"
     assert "same distribution" in found.message
+    advised = advice(catalogue.load()["train.no-grad"], (), found.facts)
+    assert "--gkd-teacher=" in advised[0]

@@ -84,7 +84,7 @@ def judge_steps(reports: Listing[StepReport]) -> None:
             "train.no-grad",
             f"the loss is {first.loss:.3g} before the first update: teacher and "
             "student give the same distribution; expected something to learn",
-            facts={"report": asdict(first)},
+            facts={"report": asdict(first), "teacher_equals_student": True},
         )
     for number, report in enumerate(reports, 1):
         _judge_gradients(report, number)
