@@ -24,15 +24,20 @@ SUBJECT = re.compile(
     r"(?:^|: )(?:[^\s:]*[/._\d'][^\s:]*(?: row \d+)?|(?:ranks?|pid) \d[\d, and-]*"
     r"|.+ \(pid [^()]+\))$"
 )
-# A longer text was made of no template; the search takes more than linear time.
+# A longer text was made of no template; the search takes more than linear time. Nor was
+# one that takes more looks, or has texts nested deeper: none of ours took a tenth.
 LONGEST = 4_000
+MOST_LOOKS = 6_000
+DEEPEST = 40
 
 
 @dataclass(frozen=True)
 class _Template:
-    """``around`` are the texts around its ``places``; ``loose`` ones take any value."""
+    """``around`` are the texts around its ``places``, ``longest`` of them is the longest;
+    ``loose`` ones take any value."""
 
     around: tuple[str, ...]
+    longest: str
     places: tuple[str, ...]
     own: int
     loose: bool
@@ -44,7 +49,12 @@ class _Template:
         around, places = tuple(parts[::2]), tuple(parts[1::2])
         own, first = sum(map(_chars, around)), _chars(around[0])
         loose = own >= OWN_CHARS or first >= FIRST_CHARS
-        return cls(around, places, own, loose, translation)
+        longest = max(around, key=len)
+        return cls(around, longest, places, own, loose, translation)
+
+    def is_in(self, text: str) -> bool:
+        """Whether a part of the text may have been made of it."""
+        return self.longest in text and all(part in text for part in self.around)
 
     def values(self, text: str) -> dict[str, str] | None:
         """What stands in its places if the text was made of it, else None."""
@@ -77,13 +87,14 @@ class _Template:
 class _Reading:
     """A text in the other language: how many of its characters were in a template, how
     many are in words that were in none, how many stops the values have in them, and how
-    long the longest is."""
+    long the longest is. In a ``plain`` one nothing can be read further."""
 
     text: str
     known: int = 0
     unknown: int = 0
     stops: int = 0
     longest: int = 0
+    plain: bool = False
 
     @classmethod
     def of(cls, text: str) -> _Reading:
@@ -128,14 +139,17 @@ class FilledTexts:
         if text not in self._told:
             if len(self._told) > MOST_KEPT:
                 self._told.clear()
-            fitting = [
-                one
-                for one in self._templates
-                if all(part in text for part in one.around)
-            ]
+            fitting = [one for one in self._templates if one.is_in(text)]
             search = _Search(self._texts, fitting, self._joints, self._stop)
-            self._told[text] = search.best(text).text
+            try:
+                self._told[text] = search.best(text).text
+            except _TooMuchError:
+                self._told[text] = text
         return self._told[text]
+
+
+class _TooMuchError(Exception):
+    """Too many ways to read a text."""
 
 
 class _Search:
@@ -152,23 +166,40 @@ class _Search:
         self._joints, self._stop = joints, stop
         self._joint = re.compile("|".join(map(re.escape, joints)))
         self._found: dict[str, _Reading] = {}
+        self._wholes: dict[str, list[_Reading]] = {}
+        self._looks = self._depth = 0
 
     def best(self, text: str) -> _Reading:
-        """The reading that explains most; the text itself if none explains enough."""
+        """The reading that explains most; the text itself if none explains enough.
+
+        Raises _TooMuchError if that takes too long.
+        """
         if " " not in text:
             return _Reading.of(text)
         if text not in self._found:
-            found = (*self._whole(text), *self._parts(text))
+            self._depth += 1
+            found = self._whole(text)[:]
+            if not any(one.plain for one in found):
+                found += self._parts(text)
+            self._depth -= 1
             enough = (one for one in found if one.known >= one.unknown)
             own = _Reading.of(text)
             self._found[text] = max(enough, key=lambda one: one.explained, default=own)
         return self._found[text]
 
-    def _whole(self, text: str) -> Iterator[_Reading]:
-        """The text as made of one template."""
+    def _whole(self, text: str) -> list[_Reading]:
+        """The readings of the text as made of one template."""
+        if text not in self._wholes:
+            self._wholes[text] = list(self._by_template(text))
+        return self._wholes[text]
+
+    def _by_template(self, text: str) -> Iterator[_Reading]:
         if text in self._texts:
-            yield _Reading(self._texts[text], _chars(text))
+            yield _Reading(self._texts[text], _chars(text), plain=True)
             return
+        self._looks += 1
+        if self._looks > MOST_LOOKS or self._depth > DEEPEST:
+            raise _TooMuchError
         for template in self._templates:
             values = template.values(text)
             if values is not None:
@@ -182,7 +213,8 @@ class _Search:
                 stops = sum(len(STOPS.findall(value)) for value in values.values())
                 stops = max(stops, *(one.stops for one in read.values()))
                 longest = max(map(len, values.values()))
-                yield _Reading(told, known, unknown, stops, longest)
+                plain = not any(" " in value for value in values.values())
+                yield _Reading(told, known, unknown, stops, longest, plain)
         if text.endswith("."):
             for one in self._whole(text[:-1]):
                 yield one + _Reading(self._stop, 1)
@@ -192,8 +224,8 @@ class _Search:
         before, found, after = text.partition(joint)
         while found and after:
             # A comma may as well stand in a list of names.
-            first = joint != ", " and any(self._whole(before))
-            if first or any(self._whole(after)):
+            first = joint != ", " and self._whole(before)
+            if first or self._whole(after):
                 between = _Reading(self._joints[joint])
                 yield self.best(before) + between + self.best(after)
             more, found, after = after.partition(joint)

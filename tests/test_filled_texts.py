@@ -74,6 +74,15 @@ def test_a_huge_text_is_left_alone() -> None:
     assert FilledTexts(TEXTS, JOINTS, "。").translate(text) == text
 
 
+@pytest.mark.parametrize(
+    "part",
+    ["rank 1: rank 2: ", "rank 1 waits for ", "x.py has no rows, ", "2 of 4 ranks\n"],
+)
+def test_a_text_with_too_many_readings_is_left_alone(part: str) -> None:
+    text = part * (LONGEST // len(part) - 1) + "rank 3"
+    assert FilledTexts(TEXTS, JOINTS, "。").translate(text) == text
+
+
 @pytest.fixture
 def chinese() -> Iterator[None]:
     language.use("zh")

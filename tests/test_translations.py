@@ -96,6 +96,19 @@ def test_a_new_text_of_each_kind_is_found() -> None:
         ('x = f"{a} is {a!r} of {c}"', "{a} is {a2} of {c}"),
         ('def f():\n    t = f"{a} is "\n    t += "not here"', "{a} is not here"),
         ('def f():\n    t = "it is"\n    t += f", {c} d"', "it is, {c} d"),
+        ('def f():\n    t = f"{a} is"\n    yield k, f"{t} not here"', "{a} is not here"),
+        (
+            'def f():\n    t = f"{a} is here"\n    t = f"{t} not"\n    g(t)',
+            "{a} is here not",
+        ),
+        (
+            'def f():\n    t = f"{a} is here"\n    g(f"{t}, {b} not")\n    g(t)',
+            "{a} is here|{a} is here, {b} not",
+        ),
+        (
+            'def f():\n    t = f"{a} is here"\n    if b:\n        g(f"{t} not")',
+            "{a} is here|{t} not",
+        ),
         ('def f():\n    t = "not " + (x if y else z)', "not {z}"),
         ('def f():\n    fault("id", "is not here")', "is not here"),
         ("x = f\"is {a or 'not known'} here\"", "is {a} here|not known"),

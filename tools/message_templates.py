@@ -2,7 +2,8 @@
 
 All prose in the bodies of functions is taken for a message, since most are put together
 from several texts; not docstrings, and not what a text is compared with. What is added
-to a text in the statements after it belongs to the same template.
+to a text in the statements after it belongs to the same template, as does a text that
+the next statement fills into its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import Iterator
 
 # Methods that look for a text in another one.
+SIMPLE = (ast.Expr, ast.Return, ast.Assign, ast.AugAssign, ast.Raise)
 LOOKING = {"startswith", "endswith", "removeprefix", "removesuffix", "partition"}
 _WORD = re.compile(r"(?<![\w./-])[a-z]{2,}(?![\w/=-])")
 _TWO = re.compile(r"\w\W* \W*\w")
@@ -34,7 +36,8 @@ def messages(source: str) -> Iterator[str]:
 
 
 class _Sums(ast.NodeTransformer):
-    """Turns ``text = a`` and ``text += b`` below each other into one sum."""
+    """Turns ``text = a`` and ``text += b`` below each other into one sum, and ``text =
+    a`` and ``f"{text} b"`` into one text."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         for _, below in ast.iter_fields(super().generic_visit(node)):
@@ -54,8 +57,43 @@ class _Sums(ast.NodeTransformer):
                 last.value = ast.BinOp(last.value, ast.Add(), one.value)
                 ast.copy_location(last.value, one.value)
                 continue
+            if last is not None and (_is_text(last.value) or _is_sum(last.value)):
+                filled = _Filled(_target(last), last.value)
+                one = filled.visit(one) if isinstance(one, SIMPLE) else one
+                again = isinstance(one, ast.Assign) and _target(one) == _target(last)
+                kept = not again and any(map(filled.is_in, statements))
+                if filled.places and not kept:
+                    last.value = ast.copy_location(ast.Constant(None), last.value)
             yield one
             last = one if isinstance(one, (ast.Assign, ast.AugAssign)) else None
+
+
+class _Filled(ast.NodeTransformer):
+    """Puts a text into those that have ``{name}`` in them, and counts the places."""
+
+    def __init__(self, name: str, text: ast.expr) -> None:
+        self._name, self._text, self.places = name, text, 0
+
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.JoinedStr:
+        """As NodeTransformer has it."""
+        self.generic_visit(node)
+        parts: list[ast.expr] = []
+        for one in node.values:
+            if not isinstance(one, ast.FormattedValue) or not self._is_it(one.value):
+                parts.append(one)
+                continue
+            self.places += 1
+            text = self._text
+            parts += text.values if isinstance(text, ast.JoinedStr) else [text]
+        return ast.copy_location(ast.JoinedStr(parts), node)
+
+    def is_in(self, node: ast.AST) -> bool:
+        """Whether the name is read in it."""
+        return any(map(self._is_it, ast.walk(node)))
+
+    def _is_it(self, node: ast.AST) -> bool:
+        is_name = isinstance(node, ast.Name) and node.id == self._name
+        return is_name and isinstance(node.ctx, ast.Load)
 
 
 def _target(node: ast.Assign | ast.AugAssign) -> str:
@@ -104,7 +142,9 @@ def _is_text(node: ast.AST) -> bool:
 def _operands(node: ast.AST) -> Iterator[ast.AST]:
     """What is filled into an f-string or a sum of them."""
     if isinstance(node, ast.JoinedStr):
-        yield from (one for one in node.values if isinstance(one, ast.FormattedValue))
+        for one in node.values:
+            is_value = isinstance(one, ast.FormattedValue)
+            yield from [one] if is_value else _operands(one)
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         yield from (*_operands(node.left), *_operands(node.right))
     elif not isinstance(node, ast.Constant):
