@@ -24,6 +24,9 @@ SUBJECT = re.compile(
     r"(?:^|: )(?:[^\s:]*[/._\d'][^\s:]*(?: row \d+)?|(?:ranks?|pid) \d[\d, and-]*"
     r"|.+ \(pid [^()]+\))$"
 )
+# Characters of languages that are written without blanks.
+WIDE = re.compile("[\u3000-\u9fff\uff00-\uffef]")
+WIDE_END = re.compile(f"{WIDE.pattern} $")
 # A longer text was made of no template; the search takes more than linear time. Nor was
 # one that takes more looks, or has texts nested deeper: none of ours took a tenth.
 LONGEST = 4_000
@@ -33,7 +36,7 @@ DEEPEST = 40
 
 @dataclass(frozen=True)
 class _Template:
-    """``around`` are the texts around its ``places``, ``longest`` of them is the longest;
+    """``around`` are the texts around its ``places``, ``longest`` is one of them;
     ``loose`` ones take any value."""
 
     around: tuple[str, ...]
@@ -48,7 +51,8 @@ class _Template:
         parts = PLACE.split(text)
         around, places = tuple(parts[::2]), tuple(parts[1::2])
         own, first = sum(map(_chars, around)), _chars(around[0])
-        loose = own >= OWN_CHARS or first >= FIRST_CHARS
+        brackets = around[0].startswith(" (") and around[-1].endswith(")")
+        loose = own >= OWN_CHARS or first >= FIRST_CHARS or brackets
         longest = max(around, key=len)
         return cls(around, longest, places, own, loose, translation)
 
@@ -79,8 +83,18 @@ class _Template:
         return found if self.loose or (words and re.search(r"\d", told)) else None
 
     def filled(self, values: Mapping[str, str]) -> str:
-        """The translation with these values."""
-        return PLACE.sub(lambda one: values.get(one[1], one[0]), self.translation)
+        """The translation with these values, without the blanks around those that were
+        translated, too."""
+        text, *rest = PLACE.split(self.translation)
+        for name, after in zip(rest[::2], rest[1::2], strict=True):
+            value = values[name]
+            if WIDE_END.search(text) and WIDE.match(value):
+                text = text[:-1]
+            text += value
+            if after[:1] == " " and WIDE.match(text[-1:]) and WIDE.match(after[1:]):
+                after = after[1:]
+            text += after
+        return text
 
 
 @dataclass(frozen=True)
@@ -240,8 +254,10 @@ class _Search:
                 yield self.best(before) + one
             if joint[0] == " " and (before.endswith(".") or SUBJECT.search(before)):
                 for one in self._whole(after):
-                    blank = "" if before.endswith(".") else " "
-                    yield self.best(before) + _Reading(blank) + one
+                    told = self.best(before)
+                    wide = WIDE.match(told.text[-1:]) and WIDE.match(one.text)
+                    blank = "" if wide or before.endswith(".") else " "
+                    yield told + _Reading(blank) + one
                 if before.endswith("."):
                     for one in self._whole(before):
                         yield one + self.best(after)

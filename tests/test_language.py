@@ -15,10 +15,10 @@ from test_render import DIAGNOSIS, block, record
 
 from pytest_gkd import language, options
 from pytest_gkd.__main__ import main
+from pytest_gkd.columns import cells, padded, wrapped
 from pytest_gkd.diagnosis import catalogue, diagnose, suspects, translated
 from pytest_gkd.diagnosis.catalogue import FIELD, PLACE, Rule
 from pytest_gkd.report import explain, page, render
-from pytest_gkd.report.columns import cells, padded, wrapped
 from pytest_gkd.report.compare import Report
 from pytest_gkd.report.record import PASSED, TIMEOUT
 

@@ -96,7 +96,7 @@ def test_a_new_text_of_each_kind_is_found() -> None:
         ('x = f"{a} is {a!r} of {c}"', "{a} is {a2} of {c}"),
         ('def f():\n    t = f"{a} is "\n    t += "not here"', "{a} is not here"),
         ('def f():\n    t = "it is"\n    t += f", {c} d"', "it is, {c} d"),
-        ('def f():\n    t = f"{a} is"\n    yield k, f"{t} not here"', "{a} is not here"),
+        ('def f():\n    t = f"{a} is"\n    g(k, f"{t} not here")', "{a} is not here"),
         (
             'def f():\n    t = f"{a} is here"\n    t = f"{t} not"\n    g(t)',
             "{a} is here not",
@@ -132,3 +132,12 @@ def test_places_without_a_text_between_them_stay_together() -> None:
     catalog.add("not {what}{more}", "不是{what}{more}", context=FILLED)
     (wrong,) = translations.wrong(catalog)
     assert "{what}{more} must stay together" in wrong
+
+
+def test_texts_that_cannot_be_told_apart_have_one_translation() -> None:
+    catalog = Catalog(locale="zh")
+    catalog.add("{some} of {all}", "{all} 个中的 {some} 个", context=FILLED)
+    catalog.add("{part} of {whole}", "{whole} 个中的 {part} 个", context=FILLED)
+    catalog.add("{caller} of {name}", "{name} 的 {caller}", context=FILLED)
+    (wrong,) = translations.wrong(catalog)
+    assert "another translation than of {some} of {all}: {caller} of" in wrong

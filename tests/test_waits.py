@@ -289,7 +289,10 @@ def test_a_task_that_nobody_runs_is_told_with_rays_own_word() -> None:
     driver = _process(9, Role("ray-driver", "Ray driver"), "main a.py 1", GET)
     tasks = [RayTask("t1", "job", "Rollout.generate", "PENDING_NODE_ASSIGNMENT")]
     (line,) = _lines(driver, tasks=tasks)
-    assert "of Rollout.generate for Rollout.generate, which no process runs" in line
+    assert (
+        "of the task Rollout.generate for Rollout.generate, which no process runs"
+        in line
+    )
     assert "(Ray says PENDING_NODE_ASSIGNMENT)" in line
 
 

@@ -1,7 +1,8 @@
 """Finds the messages in Python code, those with values in them as templates.
 
 All prose in the bodies of functions is taken for a message, since most are put together
-from several texts; not docstrings, and not what a text is compared with. What is added
+from several texts, and on request that in tables of modules, too; not docstrings, and
+not what a text is compared with. What is added
 to a text in the statements after it belongs to the same template, as does a text that
 the next statement fills into its own.
 """
@@ -15,24 +16,34 @@ from collections.abc import Iterator
 # Methods that look for a text in another one.
 SIMPLE = (ast.Expr, ast.Return, ast.Assign, ast.AugAssign, ast.Raise)
 LOOKING = {"startswith", "endswith", "removeprefix", "removesuffix", "partition"}
+# Calls whose texts are patterns.
+PATTERNS = {"re.compile"}
 _WORD = re.compile(r"(?<![\w./-])[a-z]{2,}(?![\w/=-])")
 _TWO = re.compile(r"\w\W* \W*\w")
 _PLACE = re.compile(r"\{[^{}]*\}")
 # Patterns, and code for other processes.
-_CODE = re.compile(r"\\|^import |^<|^gkd [a-z]+ \0$|[{}]")
+_CODE = re.compile(
+    r"\\|^(?:from [\w.]+ )?import |^ *class |^lambda|^<|^gkd [a-z]+ \0$|[{}]"
+    r"|^(?:export|mkdir) |\(\)$|^\w+(?: \| \w+)+$"
+    r"|^--\S+(?: --\S+)+$|^(?:megatron|swift) \w+$"
+)
 
 
-def messages(source: str) -> Iterator[str]:
-    """The templates and texts of a module, ``{name}`` for what is filled in.
+def messages(source: str, *, tables: bool = False) -> Iterator[str]:
+    """The templates and texts of a module, ``{name}`` for what is filled in; with those
+    of its ``tables``.
 
     A place is named after the last name in its expression.
     """
     tree = _Sums().visit(ast.parse(source))
-    for text in _below(tree, told=False):
-        prose = _PLACE.sub("\0", text)
-        is_prose = _WORD.search(prose) and (_TWO.search(prose) or "\0" in prose)
-        if " " in prose and is_prose and not _CODE.search(prose):
-            yield text
+    yield from filter(is_prose, _below(tree, told=tables))
+
+
+def is_prose(text: str) -> bool:
+    """Whether there are words in it that can be translated."""
+    prose = _PLACE.sub("\0", text)
+    is_told = _WORD.search(prose) and (_TWO.search(prose) or "\0" in prose)
+    return bool(" " in prose and is_told and not _CODE.search(prose))
 
 
 class _Sums(ast.NodeTransformer):
@@ -92,8 +103,11 @@ class _Filled(ast.NodeTransformer):
         return any(map(self._is_it, ast.walk(node)))
 
     def _is_it(self, node: ast.AST) -> bool:
-        is_name = isinstance(node, ast.Name) and node.id == self._name
-        return is_name and isinstance(node.ctx, ast.Load)
+        return (
+            isinstance(node, ast.Name)
+            and node.id == self._name
+            and isinstance(node.ctx, ast.Load)
+        )
 
 
 def _target(node: ast.Assign | ast.AugAssign) -> str:
@@ -106,12 +120,14 @@ def _below(node: ast.AST, *, told: bool) -> Iterator[str]:
     """The texts in a node; ``told`` says that its plain ones are messages, too."""
     if isinstance(node, ast.Constant):
         if told and isinstance(node.value, str):
-            yield node.value
+            yield node.value.replace("{}", "{value}")
     elif isinstance(node, ast.JoinedStr) or _is_sum(node):
         yield "".join(_parts(node, {}))
         for part in _operands(node):
             yield from _below(part, told=True)
     else:
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in PATTERNS:
+            return
         told = told or isinstance(node, ast.FunctionDef)
         for child in ast.iter_child_nodes(node):
             docstring = isinstance(child, ast.Expr) and _is_text(child.value)
@@ -123,7 +139,7 @@ def _compares(node: ast.AST) -> bool:
     """Whether it looks into a text, and says nothing itself."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         return node.func.attr in LOOKING
-    return isinstance(node, (ast.Compare, ast.comprehension))
+    return isinstance(node, ast.Compare)
 
 
 def _is_sum(node: ast.AST) -> bool:

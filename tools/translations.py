@@ -21,8 +21,10 @@ from babel.messages.extract import extract
 from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
+from pytest_gkd import variable_table
 from pytest_gkd.diagnosis import log_phases, suspects
 from pytest_gkd.diagnosis.catalogue import ADVICE_DIR, TEXTS, Rule, parse_rule
+from pytest_gkd.filled_texts import PLACE
 from pytest_gkd.language import CATALOGUES, CHINESE, DOMAIN, FILLED
 
 PACKAGE = CATALOGUES.parent
@@ -37,20 +39,18 @@ SHOWN = (
     *("run/findings", "run/guardian_watch", "run/job_settings", "run/outcome"),
     *("run/pytest_report", "run/recorder", "run/stage_reports", "run/user_settings"),
     "run/worker",
-    *("job/check", "job/environment", "job/overrides", "job/placement"),
-    *("job/releases", "job/script_file", "job/typed_config"),
-    *("job/frameworks/ms_swift/rules", "job/frameworks/slime/rules"),
-    *("job/frameworks/trl/rules", "job/frameworks/verl/config"),
-    *("job/frameworks/verl/reader", "job/frameworks/verl/rules"),
 )
 # Where users are told something with values in it, below the repository.
 MESSAGES = (
-    *("stages", "pytest_gkd/workload", "pytest_gkd/own_faults.py"),
+    *("stages", "pytest_gkd/job", "pytest_gkd/workload", "pytest_gkd/own_faults.py"),
+    "pytest_gkd/variable_table.py",
     *("pytest_gkd/watch", "pytest_gkd/diagnosis/shadowed_imports.py"),
     *(f"pytest_gkd/{module}.py" for module in SHOWN),
 )
+# Of these, the tables hold messages, too.
+TABLES = ("pytest_gkd/job", "pytest_gkd/watch/waiting.py")
 # Help pages, a program of its own, sample texts, and faults that are injected.
-NO_MESSAGES = {"arguments.py", "gguf.py", "tiny_text.py", "inject"}
+NO_MESSAGES = ("watch/arguments.py", "gguf.py", "tiny_text.py", "workload/inject/*.py")
 METHODS = {".py": "python", ".jinja": "jinja2.ext:babel_extract"}
 # What a translation must have as often as its text: {name}, <name>, %s, `quoted`,
 # options, variables, keys, file names and commands, which hold no Chinese.
@@ -92,10 +92,26 @@ def messages() -> Iterator[tuple[str, str]]:
     root = PACKAGE.parent
     for place in (root / name for name in MESSAGES):
         for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
-            if not NO_MESSAGES.isdisjoint(path.parts):
+            if any(map(path.match, NO_MESSAGES)):
                 continue
-            for text in message_templates.messages(path.read_text("utf-8")):
-                yield path.relative_to(root).as_posix(), text
+            name = path.relative_to(root).as_posix()
+            source = path.read_text("utf-8")
+            tables = name.startswith(TABLES)
+            for text in message_templates.messages(source, tables=tables):
+                yield name, text
+    for text in filter(message_templates.is_prose, of_variables()):
+        yield "pytest_gkd/variables.toml", text
+
+
+def of_variables() -> Iterator[str]:
+    """What is said of environment variables, ``{value}`` for what one is set to."""
+    for row in variable_table.VARIABLES:
+        if row.always:
+            yield f"{row.name} {row.always}"
+        for text in row.when.values():
+            yield f"{row.name}={{value}} {text}"
+        yield from filter(None, (row.expected, row.ends_job))
+    yield from variable_table.GONE_FROM_VLLM.values()
 
 
 def of_hangs(path: Path) -> Iterator[str]:
@@ -156,6 +172,7 @@ def mo_bytes(catalog: Catalog) -> bytes:
 
 def wrong(catalog: Catalog) -> Iterator[str]:
     """What has no translation, or one that differs in what must stay as it is."""
+    alike: dict[str, tuple[str, str]] = {}
     for message in catalog:
         text, told = str(message.id), str(message.string or "")
         if not text:
@@ -164,14 +181,29 @@ def wrong(catalog: Catalog) -> Iterator[str]:
         if not told:
             yield f"{file}: not translated: {text}"
             continue
-        if message.context == FILLED:
+        lost = set(KEPT.findall(text)) ^ set(KEPT.findall(told))
+        if lost:
+            yield f"{file}: {', '.join(sorted(lost))} in one language only: {text}"
+        elif message.context == FILLED:
             # Where one of them ends the text does not tell.
             for pair in re.findall(r"(?=(\{\w+\}\{\w+\}))", text):
                 if pair not in told:
                     yield f"{file}: {pair} must stay together: {text}"
-        lost = set(KEPT.findall(text)) ^ set(KEPT.findall(told))
-        if lost:
-            yield f"{file}: {', '.join(sorted(lost))} in one language only: {text}"
+            # Nor which of two that differ in names alone it was made of.
+            shape, shown = _unnamed(text, told)
+            first, known = alike.setdefault(shape, (text, shown))
+            if known != shown:
+                yield f"{file}: another translation than of {first}: {text}"
+
+
+def _unnamed(text: str, told: str) -> tuple[str, str]:
+    """Both with numbers for the names of their places."""
+    names = list(dict.fromkeys(PLACE.findall(text)))
+
+    def numbered(one: str) -> str:
+        return PLACE.sub(lambda found: f"{{{names.index(found[1])}}}", one)
+
+    return numbered(text), numbered(told) if told else ""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -457,7 +457,8 @@ _LEVELS = (marked("error"), marked("warning"))
 def text(checked: Checked) -> str:
     """For people: what was understood, then what is wrong."""
     one = sanitize.line
-    release = f"{checked.framework} {checked.release} ({checked.release_by})"
+    by, number = tr_filled(checked.release_by), tr_filled(checked.release)
+    release = f"{checked.framework} {number} ({by})"
     lines = ", ".join(str(line) for line in checked.lines if line)
     elsewhere = checked.started_in not in ("", checked.script)
     where = f"line {lines}"
@@ -473,7 +474,8 @@ def text(checked: Checked) -> str:
         place = _place(checked, value.file, value.line)
         origin = one(tr_filled(place or value.expression or value.source))
         told.append(f"  {name:{width}}  {said:32}  {origin}")
-        told += [f"  {'':{width}}    {one(option)}" for option in value.alternatives]
+        others = map(tr_filled, value.alternatives)
+        told += [f"  {'':{width}}    {one(other)}" for other in others]
     told += fitting.lines(checked.memory, one(checked.no_memory_plan))
     for finding in checked.findings:
         cause = f" [{finding.cause}]" if finding.cause else ""
@@ -491,6 +493,7 @@ def _place(checked: Checked, file: str, line: int) -> str:
         return f"line {line}" if line else ""
     if checked.script and Path(file).parent == Path(checked.script).parent:
         file = Path(file).name
+    file = tr_filled(file) if file == ADDED else file
     return f"{file}:{line}" if line else file
 
 

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from pytest_gkd.columns import padded
 from pytest_gkd.job import memory, model_files, models, served_memory
 from pytest_gkd.job.engine_memory import GIB, Engine
 from pytest_gkd.job.findings import CheckError, Finding, note
 from pytest_gkd.job.memory import Job, Row
 from pytest_gkd.job.models import Model
 from pytest_gkd.job.served_memory import Served
+from pytest_gkd.language import tr, tr_filled
 
 MACHINE = "--machine"
 SHARES = ("gpu_memory_utilization", "teacher_gpu_memory_utilization")
@@ -358,10 +360,10 @@ def _served(
         return [], [note(f"memory plan: the {of.role} has none: {error}", file, line)]
     found = served_memory.rows(of, engine, room)
     bad = [row for row in found if row.verdict == "does-not-fit"]
-    advice = ". No change of its sizes that was tried makes it fit"
+    advice = "No change of its sizes that was tried makes it fit"
     if bad and room is not None:
         change = served_memory.mended(of, engine, room)
-        advice = f". With {change} it fits" if change else advice
+        advice = f"With {change} it fits" if change else advice
     return found, [_finding(row, advice, file, line) for row in bad]
 
 
@@ -410,7 +412,8 @@ def _finding(row: Row, advice: str, file: str, line: int) -> Finding:
     where = "its share of the GPU" if is_start else "each of its GPUs"
     text = (
         f"{row.role} does not fit in {row.phase}: {_gib(row.total)} of the "
-        f"{_gib(available)} of {where}, {_gib(over)} too much; largest: {parts}{advice}"
+        f"{_gib(available)} of {where}, {_gib(over)} too much; "
+        f"largest: {parts}. {advice}"
     )
     level = "error" if over > CERTAIN * available else "warning"
     cause = "vllm.kv-cache" if is_start else "cuda.oom"
@@ -419,13 +422,13 @@ def _finding(row: Row, advice: str, file: str, line: int) -> Finding:
 
 def _advice(change: Mapping[str, Any], values: Values, recipe: Recipe) -> str:
     if not change:
-        return ". No change of its sizes that was tried makes it fit"
+        return "No change of its sizes that was tried makes it fit"
     told = [
         f"{_setting(key, value)} (now {values.get(name)})"
         for name, value in change.items()
         for key in recipe.keys.get(name, ())
     ]
-    return f". With {' and '.join(told)} all fits"
+    return f"With {' and '.join(told)} all fits"
 
 
 def _setting(key: str, value: Any) -> str:
@@ -449,7 +452,7 @@ def lines(rows: list[Row], reason: str) -> list[str]:
     no plan.
     """
     if not rows:
-        return [f"no memory plan: {reason}"]
+        return [tr_filled(f"no memory plan: {reason}")]
     unplanned = [f"no memory plan but of servers: {reason}"] if reason else []
     worst = {
         row.role: row
@@ -460,10 +463,14 @@ def lines(rows: list[Row], reason: str) -> list[str]:
     told = ["memory of a GPU, planned:"]
     if rows[0].available is None:
         told = [f"memory of a GPU, planned (is it enough? {MACHINE}=memory=80GiB):"]
+    told = [tr_filled(line) for line in unplanned + told]
     for row in shown:
-        of = f" of {_gib(row.available)}: {row.verdict}" if row.available else ""
-        told.append(f"  {row.role:15}  {row.phase:20}  {_gib(row.total)}{of}")
+        of = ""
+        if row.available and row.verdict:
+            of = f" of {_gib(row.available)}: {tr(row.verdict)}"
+        role, phase = padded(tr_filled(row.role), 15), padded(tr_filled(row.phase), 20)
+        told.append(f"  {role}  {phase}  {_gib(row.total)}{tr_filled(of)}")
         parts = sorted(row.bytes.items(), key=lambda part: -part[1])
-        listed = ", ".join(f"{name} {_gib(size)}" for name, size in parts[:4])
-        told.append(f"  {'':15}    {listed}")
-    return unplanned + told
+        listed = (f"{tr_filled(name)} {_gib(size)}" for name, size in parts[:4])
+        told.append(f"  {'':15}    {tr(', ').join(listed)}")
+    return told

@@ -16,6 +16,7 @@ from pytest_gkd.job.engine_memory import GIB, Engine, Parts
 from pytest_gkd.job.generation_memory import Generation, generating
 from pytest_gkd.job.megatron_memory import Megatron
 from pytest_gkd.job.training_memory import Trainer, total
+from pytest_gkd.language import marked
 
 # A process's CUDA context with the kernels that it loads: typically 0.3 to 0.6 GiB; an
 # H200's was 0.5, and 0.7 of a vLLM engine at work (docs/memory.md).
@@ -141,8 +142,8 @@ def judged(role: str, phase: str, parts: Parts, available: int | None) -> Row:
     total, verdict = sum(parts.values()), None
     if available is not None:
         roomy = total <= available * (1 - TIGHT)
-        verdict = "fits" if roomy else "tight"
-        verdict = verdict if total <= available else "does-not-fit"
+        verdict = marked("fits") if roomy else marked("tight")
+        verdict = verdict if total <= available else marked("does-not-fit")
     return Row(role, phase, parts, total, available, verdict)
 
 

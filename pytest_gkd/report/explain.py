@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from pytest_gkd.columns import wrapped
 from pytest_gkd.diagnosis import translated
 from pytest_gkd.diagnosis.catalogue import Catalogue, Rule, formed
 from pytest_gkd.fault_specs import FaultSpec
 from pytest_gkd.language import tr
 from pytest_gkd.near_names import near_names
-from pytest_gkd.report.columns import wrapped
 
 
 def cause_text(rule: Rule) -> str:

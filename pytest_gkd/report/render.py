@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
+from pytest_gkd.columns import WIDTH, cells, padded, wrapped
 from pytest_gkd.diagnosis import translated
 from pytest_gkd.language import marked, tr, tr_filled
-from pytest_gkd.report.columns import WIDTH, cells, padded, wrapped
 from pytest_gkd.report.record import (
     BLOCKED,
     FAILED,

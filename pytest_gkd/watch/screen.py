@@ -13,9 +13,9 @@ from collections import deque
 
 from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
+from pytest_gkd.columns import padded
 from pytest_gkd.diagnosis import translated
 from pytest_gkd.language import ENGLISH, current, marked, tr, tr_filled
-from pytest_gkd.report.columns import padded
 from pytest_gkd.watch import relay
 from pytest_gkd.watch.command import Command
 from pytest_gkd.watch.relay import Sign

@@ -342,7 +342,7 @@ class _Job:
             for task in called:
                 pid = task.pid or serving.get(task.actor, 0)
                 process = self.by_pid.get(pid)
-                operation = f"{self._operation(caller)} of {task.name}"
+                operation = f"{self._operation(caller)} of the task {task.name}"
                 if process is None or process == caller:
                     beyond = _unplaced(task, caller if process else None)
                     yield _Edge((caller,), operation, (), beyond, process == caller)
