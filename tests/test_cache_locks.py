@@ -89,7 +89,8 @@ def test_the_fault_names_the_process_the_lock_and_its_state(
         cache_locks.check([tmp_path / "x"], tmp_path, tmp_path)
     assert caught.value.cause == "data.cache"
     assert caught.value.facts == {"path": str(lock), "pid": process.pid}
-    assert f"process {process.pid} (" in caught.value.message
+    program = Path(sys.executable).name
+    assert f"process {process.pid} (sleeping: {program} -c" in caught.value.message
     assert str(lock) in caught.value.message
 
 

@@ -136,7 +136,7 @@ def test_the_stack_is_kept_in_a_file_with_its_command(
     (stack,) = collect(child, tmp_path)
     assert stack.path == tmp_path / f"out/{child.pid}.txt"
     kept = stack.path.read_text()
-    assert kept.startswith(f"{child.pid} {PYTHON}")
+    assert kept.startswith(f"{child.pid} {Path(PYTHON).name} -c ")
     assert "waits_for_ever" in kept
 
 

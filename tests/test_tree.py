@@ -13,13 +13,16 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from pytest_gkd.processes import procfs, tree
+from pytest_gkd.processes import procfs, stacks, tree
+from pytest_gkd.watch.sampling import Sampler
+from pytest_gkd.watch.scope import Scope
 
 # What every scenario starts with. A child says its pid when it is where it should be,
 # and ends by itself after a minute should the test lose it.
@@ -287,9 +290,96 @@ def sleeper() -> Any:
 
 def test_a_process_is_described_on_one_line(sleeper: subprocess.Popen[str]) -> None:
     line = tree.describe(psutil.Process(sleeper.pid))
-    assert line.startswith(f"{sleeper.pid} ")
-    assert "import time print(1" in line
-    assert len(line) == 100
+    number, _, command = line.partition(" ")
+    assert number == str(sleeper.pid)
+    assert command.startswith(f"{Path(sys.executable).name} -c import time print(1")
+    assert len(command) == procfs.COMMAND_LENGTH
+
+
+@pytest.fixture
+def far_away(tmp_path: Path) -> Path:
+    """A Python whose path is longer than the command that is shown."""
+    place = tmp_path / ("long-name-of-an-environment-" * 4) / "bin"
+    place.mkdir(parents=True)
+    (place / "python3").symlink_to(sys.executable)
+    return place / "python3"
+
+
+SLEEPS = "import sys, time; print(1, flush=True); time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["-u", "{script}", "--rank=3"], ["python3 -u ", "train.py --rank=3"]),
+        (["-m", "own_train", "--local_rank", "1"], ["python3 -m own_train --local_r"]),
+        (
+            ["-m", "own_train", "x" * 200, "--local_rank=1"],
+            ["-m own", "--local_rank=1"],
+        ),
+    ],
+)
+def test_a_long_path_of_python_hides_nothing_that_tells_processes_apart(
+    far_away: Path, tmp_path: Path, arguments: list[str], shown: list[str]
+) -> None:
+    (tmp_path / "a" / "checkout" / "of" / "a" / "job").mkdir(parents=True)
+    script = tmp_path / "a" / "checkout" / "of" / "a" / "job" / "train.py"
+    for one in (script, tmp_path / "own_train.py"):
+        one.write_text(SLEEPS)
+    child = subprocess.Popen(
+        [far_away, *(one.format(script=script) for one in arguments)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    described = tree.describe(psutil.Process(child.pid))
+    (stack,) = stacks.collect(child.pid, tmp_path, tmp_path / "out", limit_s=30)
+    (heading, *_) = stack.path.read_text().splitlines()
+    sampler = Sampler(Scope(lambda _: [child.pid]), lambda: (0, 0.0))
+    (seen,) = sampler.look(tmp_path / "look").processes
+    ended, _ = tree.stop(child.pid, itself=True)
+    child.wait()
+    child.stdout.close()
+    where = replace(stack, is_root=False).where()
+    for line in (described, heading, where, f"{seen.pid} {seen.command}", *ended):
+        assert line.startswith(f"{child.pid} python3 ")
+        assert all(part in line for part in shown), line
+        assert "long-name" not in line
+
+
+@pytest.mark.parametrize(
+    ("command", "length", "shown"),
+    [
+        ("/usr/bin/python train.py", 100, "python train.py"),
+        ("./train.sh /data/a/b/c", 100, "train.sh /data/a/b/c"),
+        ("torchrun --nproc 2 train.py", 100, "torchrun --nproc 2 train.py"),
+        ("ray::Actor.load(a/b)", 100, "ray::Actor.load(a/b)"),
+        ("nginx: worker /a", 100, "nginx: worker /a"),
+        ("VLLM::Worker_TP1", 100, "VLLM::Worker_TP1"),
+        ("python /one/two/three/four.py x", 24, "python …/three/four.py x"),
+        ("python --model=/one/two/three/four", 24, "python --model=…/three/…"),
+        (
+            "vllm serve https://a.b/c/d/e/f " + "x" * 30,
+            40,
+            "vllm serve https://a.b/c/d/e/f xxxxxxxx…",
+        ),
+        ("p " + "x" * 50 + " --rank=3", 30, "p " + "x" * 17 + " … --rank=3"),
+        ("p --rank=3 " + "x" * 50, 30, "p --rank=3 " + "x" * 18 + "…"),
+        (
+            "p " + "x" * 50 + " trainer.node_rank=1 --local-rank 7",
+            60,
+            "p " + "x" * 21 + " … trainer.node_rank=1 --local-rank 7",
+        ),
+        ("p\x1b[31m a", 100, "p a"),
+        ("", 100, ""),
+        ("/", 100, "/"),
+    ],
+)
+def test_what_a_long_command_is_cut_to(command: str, length: int, shown: str) -> None:
+    assert procfs.shown(command, length) == shown
+    assert procfs.shown(shown, length) == shown
+    assert len(shown) <= length
 
 
 def test_a_process_that_is_just_being_started_is_described_by_what_it_runs() -> None:

@@ -162,7 +162,8 @@ class Holders:
             return None  # the name now belongs to another file
         users = [p for p in self._by.get(segment.identity, ()) if p not in but]
         if users:
-            return f"process {users[0]} ({procfs.command(users[0])[:40]}) is using it"
+            command = procfs.full_command(users[0])
+            return f"process {users[0]} ({procfs.shown(command, 40)}) is using it"
         if here.st_uid != os.geteuid():
             return f"it belongs to another user (uid {here.st_uid})"
         if self._hidden and here.st_mode & 0o077:

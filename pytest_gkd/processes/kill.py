@@ -35,7 +35,7 @@ class Found(NamedTuple):
     stage: str = ""
 
     def __str__(self) -> str:
-        return f"{self.pid} {self.command or '(gone)'}"[:100]
+        return f"{self.pid} {self.command or '(gone)'}"
 
 
 class Search(Protocol):

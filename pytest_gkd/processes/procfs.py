@@ -21,6 +21,11 @@ from pytest_gkd.clock import monotonic
 PROC = Path("/proc")
 SHM = Path("/dev/shm")  # noqa: S108 - where the system keeps it
 COMMAND_LENGTH = 100
+# All of a path but its last two parts; one that an option or a quote begins, too.
+_DIRECTORIES = re.compile(r"""(?<![^\s='"])/(?:[^\s/]+/)+(?=[^\s/]+/[^\s/]+)""")
+# What tells the processes of a job apart: --rank=3, --local_rank 3, node_rank=1.
+_RANK = re.compile(r"(?<!\S)[\w.+-]{0,40}rank[= ]\d{1,6}(?!\S)", re.IGNORECASE)
+MOST_RANKS = 3
 EXEC_LIMIT_S = 0.1  # how long to wait for a process inside execve(2)
 DEAD = ("Z", "X")
 STOPPED = "T"  # by a signal; stopped by a debugger is "t"
@@ -200,8 +205,31 @@ def _has_program(place: Path) -> bool:
 
 
 def command(pid: int) -> str:
-    """Its command line for display, at most 100 characters."""
-    return sanitize.line(full_command(pid))[:COMMAND_LENGTH]
+    """Its command line for display."""
+    return shown(full_command(pid))
+
+
+def shown(command_line: str, length: int = COMMAND_LENGTH) -> str:
+    """A command line for display, in at most ``length`` characters.
+
+    The program goes without its directory. Where the rest is too long, paths keep their
+    last two parts, and what is then cut off still names the ranks that were in it.
+    """
+    program, blank, arguments = sanitize.line(command_line).partition(" ")
+    if "::" not in program:  # a title of Ray's
+        program = program.rpartition("/")[2] or program
+    line = f"{program}{blank}{arguments}"
+    if len(line) > length:
+        line = _DIRECTORIES.sub("…/", line)
+    if len(line) <= length:
+        return line
+    ranks = [*_RANK.finditer(line)][:MOST_RANKS]
+    room = length - len(" ".join(["", *(one[0] for one in ranks)]))
+    cut_off = [one[0] for one in ranks if one.end() > room - 2]
+    if not cut_off:
+        return f"{line[: length - 1].rstrip()}…"
+    tail = " ".join(["…", *cut_off])
+    return f"{line[: max(0, length - len(tail) - 1)].rstrip()} {tail}"[-length:]
 
 
 def is_tracker(pid: int) -> bool:

@@ -51,7 +51,7 @@ class Stack:
 
     def where(self) -> str:
         """The process and its main thread's innermost frames, in one line."""
-        name = self.command[:60].rstrip()
+        name = procfs.shown(self.command, 60)
         if self.is_root:
             name = f"{self.pid} (the stage's own process)"
         return f"{name}: {innermost(self.text, self.pid)}"

@@ -44,8 +44,8 @@ def is_dead(pid: int, start: int | None = None) -> bool:
 
 
 def describe(process: psutil.Process) -> str:
-    """``pid command`` in one line of at most 100 characters."""
-    return f"{process.pid} {procfs.command(process.pid) or '(gone)'}"[:100]
+    """``pid command`` in one line."""
+    return f"{process.pid} {procfs.command(process.pid) or '(gone)'}"
 
 
 def is_plugins(s: procfs.Stat) -> bool:

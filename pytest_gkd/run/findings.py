@@ -15,7 +15,7 @@ from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import stack_dump
 from pytest_gkd.diagnosis.evidence import EvidenceLine, StageEvidence, TextSource
 from pytest_gkd.files import make_way, read_end, shown_from, write_json, write_private
-from pytest_gkd.processes import stacks
+from pytest_gkd.processes import procfs, stacks
 from pytest_gkd.report.record import OUTPUT_BYTES, TIMEOUT, StageRecord
 from pytest_gkd.run.pytest_report import Traceback
 from pytest_gkd.stage_api import NO_STAGE, StageFault
@@ -84,7 +84,7 @@ class Findings:
                 one.pid,
                 start=0,
                 ppid=0,
-                role=Role(name=own if one.is_root else _program(one)[:NAME_CHARS]),
+                role=Role(name=own if one.is_root else _program(one)),
                 command=one.command,
                 threads=stack_dump.threads(one.text, one.pid),
             )
@@ -238,4 +238,4 @@ def _stopped(progress: dict[str, Any] | None) -> dict[str, int]:
 
 def _program(stack: stacks.Stack) -> str:
     """The command without the pid before it: equal for processes that are alike."""
-    return stack.command.removeprefix(f"{stack.pid} ")
+    return procfs.shown(stack.command.removeprefix(f"{stack.pid} "), NAME_CHARS)

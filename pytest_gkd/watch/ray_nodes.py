@@ -315,7 +315,7 @@ def _read(answer: str, name: str, number: int, now: float) -> Seen:
             int(row["start"]),
             base + int(row["ppid"]),
             role,
-            sanitize.line(row["command"])[: procfs.COMMAND_LENGTH],
+            procfs.shown(row["command"]),
             sanitize.line(row["state"])[:1],
             float(row["cpu_s"]),
             row["io_bytes"],

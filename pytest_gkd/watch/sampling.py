@@ -220,7 +220,7 @@ class Sampler:
         self._known = {
             (one.pid, found[one.pid].start): (
                 replace(told[one.pid], name=sanitize.line(told[one.pid].name)[:80]),
-                sanitize.line(one.command)[: procfs.COMMAND_LENGTH],
+                procfs.shown(one.command),
             )
             for one in facts
         }

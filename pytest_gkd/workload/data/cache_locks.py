@@ -2,7 +2,7 @@
 
 The data stage loads into a cache of its own, where nothing gets in its way. The job
 uses the user's cache, where ``datasets`` waits for a lock indefinitely and silently.
-Standard library and psutil only.
+Standard library, psutil and /proc only.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import psutil
 
 from pytest_gkd import hub_cache
 from pytest_gkd.clock import monotonic
+from pytest_gkd.processes import procfs
 from pytest_gkd.stage_api import StageFault
 
 # Another job that is preparing the same files holds it too, and releases it.
@@ -107,7 +108,7 @@ def _held(lock: Path) -> StageFault:
 def _described(pid: int) -> str:
     try:
         process = psutil.Process(pid)
-        command = " ".join(process.cmdline())[:60].strip()
+        command = procfs.shown(" ".join(process.cmdline()), 60)
         return f" ({process.status()}: {command or process.name()})"
     except psutil.Error:
         return ""
