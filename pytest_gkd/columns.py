@@ -30,6 +30,17 @@ def cells(text: str) -> int:
     return cell_len(text)
 
 
+def cut(text: str, limit: int) -> str:
+    """The text in at most so many characters: at the end of a word, if there is one."""
+    if len(text) <= limit:
+        return text
+    room = limit - 3
+    ends = [unit.end() for unit in _UNIT.finditer(text, 0, room + 1)]
+    # The last one goes on beyond the room, or is a space there.
+    at = ends[-2] if ends[1:] and ends[-2] > room // 2 else room
+    return f"{text[:at].rstrip()}..."
+
+
 def padded(text: str, width: int) -> str:
     """The text with spaces up to ``width`` columns."""
     return text + " " * (width - cells(text))

@@ -2,22 +2,105 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from pytest_gkd.stage_api import StageFault
+from pytest_gkd.stage_api import Note, StageFault
 from pytest_gkd.workload.environment.package_damage import judge_damage
 from pytest_gkd.workload.environment.package_versions import (
+    NEEDED,
     Installed,
     judge_versions,
     overlap,
+    read_installed,
 )
 
 LIMIT_S = 60
+ALL = frozenset(NEEDED)
+
+
+# -- several records of one package ------------------------------------------------
+
+
+def wheel(folder: Path, version: str, requires: str = "") -> Path:
+    """A wheel of ``twice``, whose one module's size depends on the release."""
+    info = f"twice-{version}.dist-info"
+    said = f"Metadata-Version: 2.1\nName: twice\nVersion: {version}\n"
+    said += f"Requires-Dist: {requires}\n" if requires else ""
+    tag = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    module = f"__version__ = {version!r}\n" + "#" * len(version)
+    path = folder / f"twice-{version}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("twice/__init__.py", module)
+        archive.writestr(f"{info}/METADATA", said)
+        archive.writestr(f"{info}/WHEEL", tag)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(module.encode()).digest())
+        row = f"twice/__init__.py,sha256={digest.decode().rstrip('=')},{len(module)}"
+        archive.writestr(f"{info}/RECORD", f"{row}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "more", "imported"),
+    [
+        ("1.0", "2.0.1", [], "1.0"),
+        ("1.0", "2.0.1", ["--upgrade"], "2.0.1"),
+        ("2.0.1", "1.0", [], "2.0.1"),
+        ("2.0.1", "1.0", ["--upgrade"], "1.0"),
+    ],
+)
+def test_of_two_records_in_one_directory_that_of_the_files_is_judged(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    first: str,
+    second: str,
+    more: list[str],
+    imported: str,
+) -> None:
+    place = tmp_path / "site"
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-index"]
+    for options, version in (([], first), (more, second)):
+        made = wheel(tmp_path, version)
+        subprocess.run([*pip, *options, "--target", place, made], check=True)
+    assert len([*place.glob("*.dist-info")]) == 2
+    said = (place / "twice/__init__.py").read_text()
+    assert f"__version__ = {imported!r}" in said  # what pip leaves
+    monkeypatch.setattr(sys, "path", [str(place), *sys.path])
+    installed = read_installed(["twice"])
+    assert installed["twice"].version == imported
+    (note,) = [one for one in judge_versions(installed, ALL) if isinstance(one, Note)]
+    assert f"{place} has several records of twice: 1.0 and 2.0.1" in note.text
+    assert f"its files are those of {imported}" in note.text
+    assert judge_damage(["twice"], LIMIT_S) == []
+
+
+def test_of_two_records_that_both_fit_or_neither_the_first_is_judged_and_that_is_told(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = installed.parent / "half-2.0.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: half\nVersion: 2.0\n")
+    (installed / "lib.so").unlink()
+    found = read_installed(["half"])["half"]
+    assert "1.0 and 2.0; which of them its files are of cannot be told" in found.several
+    assert f"{found.version} is judged" in found.several
+
+
+def test_a_directory_that_is_searched_twice_has_no_second_record(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(installed.parent), *sys.path])
+    assert not read_installed(["half"])["half"].several
+
+
+# -- damage ------------------------------------------------------------------------
 
 
 @pytest.fixture

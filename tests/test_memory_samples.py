@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+from test_plugin import Run
 
 from pytest_gkd.processes import memory_samples
 from pytest_gkd.processes.gpus import Card, Reader
@@ -81,6 +84,47 @@ def test_a_driver_that_does_not_answer_is_asked_once_and_stops_nothing(
         samples.on_tick(now)
     assert driver.asked == 1
     assert len(samples.series[0]["at_s"]) == 3
+
+
+def test_a_driver_that_once_answered_with_an_error_is_asked_again(
+    driver: Driver,
+) -> None:
+    samples = MemorySamples(0.0, with_gpus=True, reader=driver)
+    samples.asked = Future()
+    samples.asked.set_exception(OSError("NVML_ERROR_GPU_IS_LOST"))
+    with pytest.raises(OSError, match="GPU_IS_LOST"):
+        samples.on_tick(1.0)
+    driver.may_answer.set()
+    samples.on_tick(2.0)
+    samples.on_tick(3.0)
+    assert len(samples.series[0]["at_s"]) == 3
+    assert driver.asked > 0
+
+
+def test_an_error_of_a_driver_is_told_as_one_and_the_guardian_is_watched_on(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "conftest.py").write_text("""
+from pytest_gkd.processes.memory_samples import MemorySamples
+
+def lost(self, now):
+    raise OSError("NVML_ERROR_GPU_IS_LOST")
+
+MemorySamples.on_tick = lost
+""")
+    (tmp_path / "test_probe.py").write_text("""
+import time
+import pytest
+
+@pytest.mark.gkd_stage("brief")
+def test_brief(gkd):
+    time.sleep(1)
+""")
+    run = Run(tmp_path, "--gkd-stages=brief", "test_probe.py")
+    assert run.outcomes() == {"brief": "passed"}
+    (note,) = [one for one in run.report["notes"] if "GPU_IS_LOST" in one]
+    told = "the memory in use could not be sampled: OSError: NVML_ERROR_GPU_IS_LOST"
+    assert note == told
 
 
 def test_without_gpus_no_driver_is_asked(driver: Driver) -> None:

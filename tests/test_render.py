@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gkd import sanitize
+from pytest_gkd import columns, sanitize
 from pytest_gkd.diagnosis import catalogue
 from pytest_gkd.diagnosis.diagnose import Diagnosis
 from pytest_gkd.diagnosis.evidence import EvidenceLine
@@ -281,6 +281,38 @@ def test_a_text_of_many_lines_becomes_one_paragraph() -> None:
 def test_an_endless_text_is_cut() -> None:
     lines = block(record(message="word " * 1000))
     assert len(lines) < 10
+
+
+@pytest.mark.parametrize(
+    ("text", "limit", "shown"),
+    [
+        ("three whole words", 17, "three whole words"),
+        ("three whole words", 16, "three whole..."),
+        ("three whole words", 14, "three whole..."),
+        ("three whole words", 13, "three..."),
+        ("a /very/long/path/of/one/word", 20, "a /very/long/path..."),
+        (
+            "\u6ca1\u6709\u7b49\u5230 rank 1\u3002" * 2,
+            15,
+            "\u6ca1\u6709\u7b49\u5230 rank 1\u3002...",
+        ),
+        (
+            "\u6ca1\u6709\u7b49\u5230\u6ca1\u6709\u7b49\u5230",
+            6,
+            "\u6ca1\u6709\u7b49...",
+        ),
+    ],
+)
+def test_a_text_is_cut_between_words(text: str, limit: int, shown: str) -> None:
+    assert columns.cut(text, limit) == shown
+    assert len(shown) <= limit
+
+
+def test_every_reason_of_the_catalogue_is_shown_whole() -> None:
+    for cause, rule in catalogue.load().items():
+        found = replace(DIAGNOSIS, cause=cause, why=rule.why)
+        shown = " ".join(" ".join(block(record(diagnosis=found))).split())
+        assert " ".join(rule.why.split()) in shown
 
 
 # -- the live line -----------------------------------------------------------------

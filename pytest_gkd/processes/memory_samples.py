@@ -48,7 +48,8 @@ class MemorySamples:
         if self.asked is not None:
             if not self.asked.done():
                 return
-            self._add_cards(self.asked.result(), self._asked_at)
+            answered, self.asked = self.asked, None
+            self._add_cards(answered.result(), self._asked_at)
         if self.with_gpus:
             self._asked_at = now
             self.asked = background.begin("gkd-gpu-memory", self.reader.cards)

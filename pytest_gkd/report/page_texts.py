@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd import sanitize
+from pytest_gkd import columns, sanitize
 from pytest_gkd.diagnosis import translated
 from pytest_gkd.language import tr, tr_filled
 
@@ -20,8 +20,8 @@ LINE_CHARS = 2_000
 
 
 def cut(text: str, length: int = LINE_CHARS) -> str:
-    """The text in at most so many characters."""
-    return text if len(text) <= length else f"{text[: length - 3]}..."
+    """A line of the page in at most so many characters."""
+    return columns.cut(text, length)
 
 
 def diagnosis(found: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
-from pytest_gkd.columns import WIDTH, cells, padded, wrapped
+from pytest_gkd.columns import WIDTH, cells, cut, padded, wrapped
 from pytest_gkd.diagnosis import translated
 from pytest_gkd.language import marked, tr, tr_filled
 from pytest_gkd.report.record import (
@@ -31,7 +31,7 @@ EVIDENCE_LINES = 4
 SUSPECTS = 3
 LOG_LINE = 160
 BLOCKS = "▁▂▃▄▅▆▇█"
-ADVICE = 12 * WIDTH  # half a command is useless
+ADVICE = 12 * WIDTH  # half a command is useless, and half a reason little better
 NOTES = 6
 # An engine whose start took at least this long is worth a line.
 SLOW_START_S = 30.0
@@ -94,7 +94,7 @@ def headline(record: StageRecord, limit: int | None = None) -> str:
     if record.diagnosis:
         said = translated.title(record.diagnosis.cause, said)
     said = sanitize.line(tr_filled(said))
-    return f"{said if limit is None else _cut(said, limit - len(cause))}{cause}"
+    return f"{said if limit is None else cut(said, limit - len(cause))}{cause}"
 
 
 def ending(record: StageRecord, tr: Callable[[str], str] = marked) -> str:
@@ -158,16 +158,12 @@ def result_line(record: StageRecord) -> str:
     if outcome == BLOCKED:
         time = " " * cells(time)
     line = f"{record.name:<14} {padded(tr(outcome), 8)}{time} {remark(record)}".rstrip()
-    return _cut(line, 160)
+    return cut(line, 160)
 
 
 def shrunk(record: StageRecord) -> str:
     """On which shrunk copies of the user's models it ran; empty for the models."""
     return tr_filled(str(record.facts.get("shrunk", "")))
-
-
-def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def remark(record: StageRecord) -> str:
@@ -218,7 +214,7 @@ def failure_block(
         ):
             for number, text in enumerate(group):
                 again = label == "fix" and number > 0
-                limit = ADVICE if label == "fix" else 3 * WIDTH
+                limit = ADVICE if label in ("fix", "why") else 3 * WIDTH
                 lines += _labelled("" if again else tr(label), text, limit)
     else:
         for line in record.telling[: 2 * EVIDENCE_LINES]:
@@ -533,7 +529,7 @@ def _files(paths: Sequence[str]) -> str:
 
 
 def _labelled(label: str, text: str, limit: int = 3 * WIDTH) -> list[str]:
-    return wrapped(f"  {padded(label, LABEL)}", _cut(sanitize.line(text), limit))
+    return wrapped(f"  {padded(label, LABEL)}", cut(sanitize.line(text), limit))
 
 
 def live_line(open_stages: Iterable[StageRecord], now: float, width: int) -> str:

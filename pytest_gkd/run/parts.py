@@ -146,8 +146,9 @@ class RunParts:
         self.recorder.note_survivors(overrun.survived)
 
     def _on_tick(self, now: float) -> None:
-        self.guardian.on_tick(now)  # first: a driver's error must not keep it waiting
-        self.memory.on_tick(now)
+        self.guardian.on_tick(now)
+        about = "the memory in use could not be sampled"
+        self.watchdog.attempt(about, self.memory.on_tick, now)
 
     def spare_plugins(self) -> None:
         """Treat what plugins have started so far as the user's: no stage has begun."""

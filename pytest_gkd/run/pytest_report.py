@@ -14,7 +14,7 @@ from _pytest._code.code import ReprFileLocation, TerminalRepr
 from _pytest._io import TerminalWriter
 from _pytest.junitxml import bin_xml_escape, xml_key
 
-from pytest_gkd import sanitize
+from pytest_gkd import columns, sanitize
 from pytest_gkd.diagnosis.evidence import TextSource
 from pytest_gkd.processes import tree
 from pytest_gkd.report import render
@@ -91,15 +91,11 @@ def properties(record: StageRecord, report: str) -> dict[str, str]:
         "gkd_report": report,
     }
     known = facts | {name: text for name, text in others.items() if text}
-    return {name: _short(text) for name, text in known.items()}
+    return {name: columns.cut(text, PROPERTY) for name, text in known.items()}
 
 
 def _plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= PROPERTY else text[: PROPERTY - 3] + "..."
 
 
 def tell_junit(

@@ -175,25 +175,25 @@ class Watchdog(threading.Thread):
         with self.lock:  # the guardian must know of a stage before anybody sees it
             event = None
             for event in self.reader.read(limit_bytes, name):
-                self._attempt("an event could not be processed", self._take_in, event)
+                self.attempt("an event could not be processed", self._take_in, event)
             if event is not None:
-                self._attempt(about, self.on_heard, monotonic())
+                self.attempt(about, self.on_heard, monotonic())
 
     def _tick(self, now: float, *, judges: bool) -> None:
         # Deadlines first, each judged by its own worker's events, so that other
         # workers cannot delay one, however much they write.
         for worker in list(self.workers.values()) if judges else ():
             about = f"worker {worker.name} could not be monitored"
-            self._attempt(about, self.judge, worker, now)
+            self.attempt(about, self.judge, worker, now)
         names = self.reader.names()
         with self.lock:
             for name in names:
                 about = f"the events of {name} could not be read"
-                self._attempt(about, self._hear, name, TICK_BYTES // len(names))
+                self.attempt(about, self._hear, name, TICK_BYTES // len(names))
             about = "the guardian could not be monitored"
-            self._attempt(about, self.on_tick, monotonic())
+            self.attempt(about, self.on_tick, monotonic())
 
-    def _attempt(self, what: str, work: Callable[..., T], *args: Any) -> T | None:
+    def attempt(self, what: str, work: Callable[..., T], *args: Any) -> T | None:
         """Run ``work``; a failure is reported and does not stop this thread."""
         try:
             return work(*args)
@@ -296,7 +296,7 @@ class Watchdog(threading.Thread):
                 return
             worker.told = True
             about = "the output of a stage could not be read"
-            output = self._attempt(about, read_output, worker) or ""
+            output = self.attempt(about, read_output, worker) or ""
             self.on_overrun(
                 Overrun(
                     worker.name,
@@ -387,7 +387,7 @@ class Watchdog(threading.Thread):
         looking = worker.looking
         if looking is not None:
             wait([looking], LOOK_LIMIT_S)
-            self._attempt("a process tree could not be inspected", self._see, worker)
+            self.attempt("a process tree could not be inspected", self._see, worker)
 
     def _see(self, worker: WorkerWatch) -> None:
         """Record the result of a finished look, for the stage that it looked at."""

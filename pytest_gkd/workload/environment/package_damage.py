@@ -6,23 +6,19 @@ a library that crashes whatever imports it, in ways that look like other causes.
 
 from __future__ import annotations
 
-import csv
-import importlib.metadata
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
 from pytest_gkd.clock import monotonic
 from pytest_gkd.stage_api import Note, StageFault
+from pytest_gkd.workload.environment import package_records
 from pytest_gkd.workload.environment.package_versions import (
     NEEDED,
     read_installed,
 )
-
-# Rewritten whenever its source is recompiled, so its absence or size means nothing.
-COMPILED = ".pyc"
 
 
 def judge_damage(modules: Iterable[str], limit_s: float) -> list[StageFault]:
@@ -38,8 +34,8 @@ def judge_damage(modules: Iterable[str], limit_s: float) -> list[StageFault]:
     )
     findings = []
     for name in names:
-        distribution = importlib.metadata.distribution(name)
-        wrong = list(differences(distribution, deadline))
+        distribution, _ = package_records.read(name)
+        wrong = list(package_records.differences(distribution, deadline))
         if wrong:
             more = f" ({len(wrong)} files like this)" if len(wrong) > 1 else ""
             findings.append(
@@ -51,31 +47,6 @@ def judge_damage(modules: Iterable[str], limit_s: float) -> list[StageFault]:
                 )
             )
     return findings
-
-
-def differences(
-    distribution: importlib.metadata.Distribution, deadline: float
-) -> Iterator[str]:
-    """Each file of its modules that differs from the record, in words.
-
-    Only sizes are compared: hashing torch takes longer than importing it.
-    """
-    # Not distribution.files: since Python 3.12 it omits missing files.
-    record = (distribution.read_text("RECORD") or "").splitlines()
-    for name, _, size_bytes in csv.reader(record):
-        if monotonic() > deadline:
-            return
-        file = PurePosixPath(name)
-        if not size_bytes or file.suffix == COMPILED or file.parts[0] == "..":
-            continue
-        path = Path(str(distribution.locate_file(name)))
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            yield f"{path} is gone"
-            continue
-        if size != int(size_bytes):
-            yield f"{path} has {size} bytes, and {size_bytes} were installed"
 
 
 def _with_requirements(module: str) -> Iterator[str]:

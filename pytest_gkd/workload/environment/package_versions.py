@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from pytest_gkd.stage_api import Evidence, Note, StageFault
+from pytest_gkd.workload.environment import package_records
 
 # A job of this kind imports each of these; the tuple names the distributions, any one
 # of which provides it.
@@ -60,11 +61,15 @@ ABSENT_IS_FINE: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class Installed:
-    """One installed distribution: its version and its own requirement lines."""
+    """One installed distribution: its version and its own requirement lines.
+
+    ``several`` is what to say where more than one record of it is there.
+    """
 
     name: str
     version: str
     requires: tuple[str, ...] = ()
+    several: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -87,12 +92,11 @@ def read_installed(names: Iterable[str]) -> dict[str, Installed]:
     found: dict[str, Installed] = {}
     for name in names:
         try:
-            distribution = importlib.metadata.distribution(name)
+            distribution, several = package_records.read(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-        found[name] = Installed(
-            name, distribution.version, tuple(distribution.requires or ())
-        )
+        required = tuple(distribution.requires or ())
+        found[name] = Installed(name, distribution.version, required, several)
     return found
 
 
@@ -133,6 +137,11 @@ def judge_versions(
         )
         for module, names in NEEDED.items()
         if module not in importable and not any(name in installed for name in names)
+    ]
+    items += [
+        Note("package.several-records", one.several)
+        for one in installed.values()
+        if one.several
     ]
     for root in roots():
         if root in installed:
