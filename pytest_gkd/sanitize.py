@@ -55,6 +55,8 @@ _KINDS = {
     "IQoJb3JpZ2luX2Vj": r"[\w+/=-]{40,}",
     "eyJhcGlfYWRkcmVzcyI6": r"[\w+/=-]{16,}",
     "AIza": r"[\w-]{30,}",
+    **dict.fromkeys(("lsv2_pt_", "lsv2_sk_"), r"[0-9a-f]{32}_[0-9a-f]{10}"),
+    "AGE-SECRET-KEY-1": r"[0-9A-Z]{50,}",
     # Not at the end of task- or disk-, but after an escaped line end, such as \n.
     "sk-": r"(?:(?<![A-Za-z0-9_]sk-)|(?<=\\[nrt]sk-))(?=[\w-]{0,80}\d)[\w-]{20,}",
     "eyJ": r"(?:(?<![\w-]eyJ)|(?<=\\[nrt]eyJ))[\w-]{10,}\.[\w-]{10,}\.[\w-]*",
@@ -87,7 +89,7 @@ _SHAPES = (
     ("/api/webhooks/", re.compile(r"(/api/webhooks/)\d{15,22}/[\w-]{30,}")),
     ("/bot/v2/hook/", re.compile(r"(/bot/v2/hook/)[\w-]{16,}")),
     ("/webhook/send?key=", re.compile(r"(/webhook/send\?key=)[\w-]{16,}")),
-    (":AA", re.compile(r"(?<![\d:])(\d{8,10}:)AA[\w-]{33}(?![\w-])")),
+    (":A", re.compile(r"(?<![\d:])(\d{5,16}:)A(?=[\w-]*\d)[\w-]{34}(?![\w-])")),
     ("sig=", re.compile(rf"([?&]sig=)(?!{_UNFILLED})[^&\s\"']+")),
     (
         "Signature=",
@@ -119,17 +121,20 @@ _SHAPES = (
     ),
     ("wandb login", re.compile(r"(wandb login (?:--\S+ )?)[0-9a-f]{40}\b")),
 )
-# Named secrets: NAME=value, name: "value", --name value, '--name', 'value'.
+# Named secrets: NAME=value, name: "value", a['NAME'] = value, --name value, and
+# '--name', 'value'.
 _NAMED = re.compile(
     r"(?:(?:secret|passw|passphrase|credential)[\w-]{0,40}|(?:token|key)\d*)"
     r"(?<=[\w-])(?![\w-])"
-    r"(?P<sign>[\"']?(?:\s{0,3}[=:]\s{0,3}|\s)|[\"'],\s{0,3}(?=[\"']))(?=\S)",
+    r"(?P<sign>(?:[\"']\]?)?(?:\s{0,3}[=:]\s{0,3}|\s)|[\"'],\s{0,3}(?=[\"']))(?=\S)",
     re.IGNORECASE,
 )
 _PEEK = 400
 _VALUE = re.compile(
-    rf"b?\"[^\"\n]{{0,{_PEEK}}}\"|b?'[^'\n]{{0,{_PEEK}}}'|\S{{1,{_PEEK}}}"
+    rf"[bfru]?\"[^\"\n]{{0,{_PEEK}}}\"|[bfru]?'[^'\n]{{0,{_PEEK}}}'|\S{{1,{_PEEK}}}"
 )
+_QUOTE = re.compile(r"[bfru]?[\"']")
+_QUOTED = re.compile(rf"{_QUOTE.pattern}[^{{]")
 _ESCAPE = re.compile(r"^(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|[nrt])")
 _REST = re.compile(r"\S*")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -285,6 +290,8 @@ def _named(raw: str) -> Iterator[tuple[str, int, int]]:
         value = _VALUE.match(raw, found.end())
         if value is None or not names_secret(name, value[0]):
             continue
+        if "]" in found["sign"] and not _QUOTED.match(value[0]):
+            continue  # code: another name, a call, or values filled in
         begin, end = _cut(name, value[0])
         done = value.start() + end
         if end == _PEEK:
@@ -299,7 +306,7 @@ def _in_name(char: str) -> bool:
 
 def _cut(name: str, value: str) -> tuple[int, int]:
     """Where the secret begins and ends within the value."""
-    quote = re.match(r"b?[\"']", value)
+    quote = _QUOTE.match(value)
     if (
         quote is not None
         and value.endswith(quote[0][-1])

@@ -52,9 +52,9 @@ def _is_readable(part: str, redacted: str) -> bool:
     return any(part[at : at + width] in redacted for at in range(len(part) - width + 1))
 
 
-def secrets(seed: int = SEED) -> Iterator[Planted]:
+def secrets(seed: int = SEED, file: str = "secrets.toml") -> Iterator[Planted]:
     """Every kind in every carrier that fits it."""
-    kinds = tomllib.loads((HERE / "secrets.toml").read_text())
+    kinds = tomllib.loads((HERE / file).read_text())
     for number, (kind, about) in enumerate(kinds.items()):
         value, parts = _value(about["value"], random.Random(f"{seed} {kind}"))
         held_out = number % 2 == 1

@@ -12,9 +12,9 @@ from pytest_gkd import sanitize
 from pytest_gkd.bundle import redaction
 
 SECRETS = [*planted.secrets()]
+# Judged once before the redaction knew any of them: 5 of 24 kinds leaked.
+LATER = [*planted.secrets(file="secrets_later.toml")]
 IN_VIEW = sorted({one.kind for one in SECRETS if not one.is_held_out})
-# What the held-out half showed when it was judged, once, before anything was mended.
-LEAKING_HELD_OUT = 2
 KEY = "q7Zk2Lw9Xb4Nf8Rt3Vy6Hs1D"
 
 
@@ -26,10 +26,39 @@ def test_nothing_of_a_planted_secret_can_be_read(kind: str) -> None:
             assert not one.survivors(redacted), redacted
 
 
-def test_kinds_that_were_held_out_leak_no_more_often_than_when_judged() -> None:
-    held = [one for one in SECRETS if one.is_held_out]
+def test_no_kind_leaks_that_was_held_out_when_the_redaction_was_written() -> None:
+    held = [*(one for one in SECRETS if one.is_held_out), *LATER]
     leaking = {one.kind for one in held if one.survivors(redaction.text(one.text))}
-    assert len(leaking) <= LEAKING_HELD_OUT
+    assert len({one.kind for one in held}) == 58
+    assert not leaking
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "batch['key'] = 'a-column-of-the-data-set-2048'",
+        "kwargs[\"pad_token\"] = '<|endoftext|>'",
+        "config['sort_key'] = 'sequence_length_of_response_2048'",
+        "row['session'] = row['session_id']",
+        "config['api_key'] = f'{prefix}_{name}'",
+        "os.environ['HF_TOKEN'] = token",
+        "config['password'] = getpass.getpass()",
+        "unknown key actor_rollout_ref_rollout_max_tokens2 in the configuration",
+        "invalid token <|im_start|> at row 12",
+        "set token budget_of_a_whole_rollout_batch_4096",
+        "12:34:567890:AllReduce_of_the_gradients_took_3_s_of",
+        "ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub",
+    ],
+)
+def test_what_looks_like_a_later_kind_stays(text: str) -> None:
+    assert redaction.text(text) == text
+
+
+@pytest.mark.parametrize(
+    "text", ["app.config['SECRET_KEY'] = '{}'", 'cfg["db"]["password"]="{}"']
+)
+def test_a_secret_under_a_subscript_is_masked_wherever_text_is_shown(text: str) -> None:
+    assert sanitize.line(text.format("tulip-4711-x")) == text.format("***")
 
 
 def test_ordinary_text_stays_as_it_is() -> None:

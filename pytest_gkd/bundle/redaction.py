@@ -29,7 +29,7 @@ _PEEK = 400
 _NAMED = re.compile(
     r"(?P<end>pass|passwd|password|passphrase|pwd|pat|token|secret|credentials?|key"
     r"|webhook(?:_url)?|dsn|connection_string|auth|session(?:id|_id)?)"
-    r"[\"']?\s{0,3}(?:=>?|:)\s{0,3}(?P<open>[\"'\[(]{0,2})",
+    r"(?:[\"']\]?)?\s{0,3}(?:=>?|:)\s{0,3}(?:[fbru]{1,2}(?=[\"']))?(?P<open>[\"'\[(]{0,2})",
     re.IGNORECASE,
 )
 _BARE_VALUE = re.compile(rf"[^\s\"',;&)\]}}<>]{{1,{_PEEK}}}")
@@ -58,6 +58,11 @@ _PHRASE = re.compile(
 
 # -- by place ----------------------------------------------------------------------
 
+# Letters and digits without a word's end for long.
+_OPAQUE = (
+    r"[\w-]{0,24}(?:[0-9a-f]{24,200}|(?=[A-Za-z]{0,30}\d)[A-Za-z0-9]{20,200})"
+    r"(?![A-Za-z0-9])[\w.=-]{0,200}"
+)
 _PLACES = (
     (
         "password option",
@@ -72,6 +77,28 @@ _PLACES = (
         re.compile(
             r"\b(?:curl|wget|http|mc)\b[^\n]{0,300}?\s(?:-u|-U|--user|--proxy-user)[ =]"
             r"[\"']?[^:\s\"']{0,60}:(?P<value>[^\s\"']{3,400})"
+        ),
+    ),
+    (
+        "passphrase option",
+        re.compile(
+            r"\bssh-keygen\b[^\n]{0,300}?\s-[NP] ?[\"']?"
+            r"(?P<value>[^\s\"'-][^\s\"']{3,400})"
+        ),
+    ),
+    (
+        "key of a command",
+        re.compile(
+            r"(?i)\b(?:set|add|login|auth|config)\s+(?:api[_-]?key|(?:\w{1,20}-)?token"
+            rf"|secret|password)\s+[\"']?(?P<value>{_OPAQUE})"
+        ),
+    ),
+    (
+        "refused key",
+        re.compile(
+            r"(?i)\b(?:invalid|incorrect|wrong|malformed|expired|unknown|revoked)\s"
+            r"(?:\w{1,20}\s){0,2}(?:token|key|secret|password|credentials?)"
+            rf"(?:\sprovided)?:?\s[\"']?(?P<value>{_OPAQUE})"
         ),
     ),
     ("netrc", re.compile(r"\blogin\s+\S{1,80}\s+password\s+(?P<value>\S{3,400})")),
@@ -109,6 +136,7 @@ _MANIFEST = re.compile(
 _KEY_END = re.compile(r"-----END (?:[A-Z]{1,20} ){0,3}PRIVATE KEY")
 _NO_KEY = re.compile(r"[^A-Za-z0-9+/=\s\\]")
 _KEY_BYTES = 8192
+_BOT = re.compile(r"\d+:")
 
 # -- by randomness -----------------------------------------------------------------
 
@@ -184,7 +212,10 @@ def text(raw: str) -> str:
 
 def _suspects(raw: str) -> Iterator[_Span]:
     for sign, begin, end in sanitize.places(raw):
-        yield _Span(begin, end, sanitize.line(sign)[:40])
+        if _BOT.fullmatch(sign):  # tells whose token it is
+            yield _Span(begin - len(sign), end, "token of a bot")
+        else:
+            yield _Span(begin, end, sanitize.line(sign)[:40])
     for begin, end in _worth_a_look(raw):
         yield from _by_name(raw, begin, end)
         for why, pattern in _PLACES:
@@ -261,6 +292,8 @@ def _by_name(raw: str, begin: int, end: int) -> Iterator[_Span]:
         ):
             continue  # compass: ..., monkey: ...
         quote = found["open"][-1:]
+        if "]" in found[0] and quote not in ("'", '"'):
+            continue  # code: another name, or a call
         is_list = any(sign in found["open"] for sign in "[(")
         yield from _value(raw, found.end(), quote, is_list, name, last)
 
@@ -293,7 +326,8 @@ def _is_credential(value: str) -> bool:
         and any(c.isalpha() for c in value)
         and (
             is_random(value)
-            or re.fullmatch(r"(?:[0-9a-f]{32,}|[a-z0-9]{20,})", value) is not None
+            or re.fullmatch(r"(?:[0-9a-f]{32,}|[a-z0-9]{20,}|[A-Z0-9]{20,})", value)
+            is not None
         )
     )
 
