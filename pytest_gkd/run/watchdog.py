@@ -249,7 +249,7 @@ class Watchdog(threading.Thread):
         self, worker: WorkerWatch, what: str, work: Callable[[WorkerWatch], None]
     ) -> None:
         about = f"the {what} of worker {worker.name} failed"
-        work_on_it = partial(self._attempt, about, work, worker)
+        work_on_it = partial(self.attempt, about, work, worker)
         background.begin(f"gkd-{what}-{worker.name}", work_on_it)
 
     def _end(self, worker: WorkerWatch) -> None:
