@@ -105,6 +105,9 @@ PIPE = (
 import subprocess, sys
 reader = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"],
                           stdin=subprocess.PIPE)
+# Has the end to write to as well, as all that a shell's pipe is handed on to.
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(120)"],
+                 pass_fds=[reader.stdin.fileno()])
 def log_metrics():
     ready()
     reader.stdin.write(b"x" * (1 << 20))

@@ -20,6 +20,7 @@ import pytest
 from pytest_gkd.processes import oom, tree
 from pytest_gkd.watch import evidence, flight_files, ray_places, waits
 from pytest_gkd.watch.evidence import Evidence, Finding
+from pytest_gkd.watch.flight_files import Recorder
 from pytest_gkd.watch.samples import ProcessSample, Role
 
 
@@ -85,11 +86,43 @@ def test_ranks_that_are_armed_are_asked_for_their_records(
         source = {"flight recorder": evidence.SOURCES["flight recorder"]}
         monkeypatch.setattr(evidence, "SOURCES", source)
         found = evidence.collect(ranks, tmp_path / "kept", 90)
-    assert set(found.known.records) == {0, 1}, found
+    assert set(found.known.records) == {("rank", 0), ("rank", 1)}, found
     (line,) = found.said
     assert "collective 3" in line
     assert "entered by rank 0; rank 1 had entered 2" in line
     assert "gloo:all_reduce" in (tmp_path / "kept/flight-recorder.txt").read_text()
+
+
+def test_the_ranks_of_each_kind_of_actor_are_compared_among_themselves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Trainers and rollouts have a rank 0 each, and groups of the same name."""
+
+    def actor(pid: int, name: str, rank: int, number: int) -> ProcessSample:
+        entry = {
+            "process_group": ["0", "default_pg"],
+            "collective_seq_id": number,
+            "profiling_name": f"nccl:{name}",
+            "input_sizes": [[2]],
+            "input_dtypes": ["Float"],
+            "time_created_ns": number,
+        }
+        recorder = Recorder(asked=True, record=json.dumps({"entries": [entry]}))
+        one = _of((1 << 22) + pid, "ray-actor", rank)
+        role = replace(one.role, name=f"ray::{name}.step")
+        return replace(one, role=role, node="b", recorder=recorder)
+
+    ranks = [
+        actor(1, "Trainer", 0, 7),
+        actor(2, "Trainer", 1, 6),
+        actor(3, "Rollout", 0, 90),
+        actor(4, "Rollout", 1, 90),
+    ]
+    found = _only(monkeypatch, "flight recorder", *ranks)
+    assert found is not None
+    trainers, rollouts = found.said
+    assert trainers.endswith("entered by rank 0; rank 1 had entered 6")
+    assert rollouts == "flight recorder: no collective that a rank has not entered"
 
 
 def test_who_is_not_armed_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,14 +180,21 @@ def test_torchs_real_debug_server_is_asked(
         until = time.monotonic() + 60
         found = None
         while found is None and time.monotonic() < until:
-            processes = [_of(one) for one in below]
-            found = _only(monkeypatch, "torch debug server", *processes)
+            processes = [_of(pid), *(_of(p, "rank", n) for n, p in enumerate(below))]
+            source = {"torch debug server": evidence.SOURCES["torch debug server"]}
+            monkeypatch.setattr(evidence, "SOURCES", source)
+            asked = evidence.collect(processes, None, 60)
+            found = next(iter(asked.findings), None)
             below = [pid, *(p.pid for p in tree.descendants(pid))]
             time.sleep(0.5)
     assert found is not None, "its server never listened"
     assert not found.problem
     assert "all_reduce" in found.text
     assert "main" in found.text
+    # Each rank has come to the first collective, as gloo's recorder tells.
+    assert set(asked.known.records) == {("rank", 0), ("rank", 1)}
+    for record in asked.known.records.values():
+        assert record["entries"][-1]["profiling_name"] == "gloo:all_reduce"
 
 
 RAS = """

@@ -102,3 +102,59 @@ def test_entries_that_lack_something_are_passed_over() -> None:
     broken = [3, {}, {"pg_id": 0, "collective_seq_id": "x"}, _entry(1)]
     raw = json.dumps({"entries": broken}).encode()
     assert len(flight_records.read(raw)["entries"]) == 1
+
+
+def _bomb() -> Any:
+    """Thirty lists, each ten times the next: no memory holds it written out."""
+    found: list[Any] = [1]
+    for _ in range(30):
+        found = [found] * 10
+    return found
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"input_sizes": _bomb()},
+        {"input_sizes": [["2"]]},
+        {"input_dtypes": [3]},
+        {"process_group": 7},
+        {"process_group": [["0"]]},
+        {"process_group": {"0": "default_pg"}},
+        {"profiling_name": _bomb()},
+        {"recorder": 3},
+        {"collective_seq_id": -1},
+        {"collective_seq_id": 10**5000},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_an_entry_that_torch_would_not_write_is_passed_over(
+    more: dict[str, Any],
+) -> None:
+    raw = pickle.dumps({"entries": [_entry(1), {**_entry(2), **more}]})
+    record = flight_records.read(raw)
+    assert [one["collective_seq_id"] for one in record["entries"]] == [1]
+
+
+def test_what_is_passed_on_of_a_record_is_short_whatever_it_holds() -> None:
+    hostile: dict[Any, Any] = {"me": _bomb(), ("a", 1): 2}
+    hostile["0"] = {"ranks": "[" * 100_000, "more": hostile}
+    names = ("0" * 10**6, "default_pg")
+    entry = _entry(1, more=_bomb(), process_group=names, frames=_bomb())
+    long = _entry(2, input_sizes=[[2] * 64] * 10**5, input_dtypes=["F" * 10**6] * 10**5)
+    record = {"entries": [entry, long] * 5000, "pg_config": hostile}
+    text = flight_records.shortened(flight_records.read(pickle.dumps(record)))
+    assert len(text) < 1e8
+    read = flight_records.read(text.encode())
+    assert len(read["entries"]) == flight_records.MOST_ENTRIES
+    missing = flight_records.find_missing({0: read}, [1])
+    assert missing is not None
+    assert missing.text()
+
+
+@pytest.mark.parametrize("groups", [[], 3, {"0": 3}, {"0": {"ranks": "[1"}}, {"0": {}}])
+def test_ranks_of_groups_that_cannot_be_read_are_unknown(groups: Any) -> None:
+    raw = json.dumps({"entries": [_entry(1)], "pg_config": groups}).encode()
+    missing = flight_records.find_missing({0: flight_records.read(raw)}, [3])
+    assert missing is not None
+    assert missing.without_record == [3]

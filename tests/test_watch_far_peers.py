@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
-from pytest_gkd.watch import far_peers
+from pytest_gkd.watch import far_peers, process_facts
 from pytest_gkd.watch.samples import ProcessSample, Role
 
 # Both are of the loopback, and differ, as two machines' do.
@@ -24,21 +26,46 @@ def server() -> Iterator[socket.socket]:
     listener.close()
 
 
-def asking(function: str = "urlopen") -> ProcessSample:
-    """This process, as if it waited for an answer."""
+@pytest.fixture(autouse=True)
+def two_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_facts, "is_loopback", lambda host: host == HERE)
+
+
+@contextlib.contextmanager
+def connected(*servers: socket.socket) -> Iterator[int]:
+    """The pid of a process that is connected to these, and does nothing."""
+    program = f"""
+import socket, time
+made = [socket.create_connection(tuple(a), source_address=({HERE!r}, 0))
+        for a in {[one.getsockname() for one in servers]}]
+print(flush=True)
+time.sleep(100)
+"""
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+        try:
+            assert client.stdout is not None
+            assert client.stdout.readline() == b"\n"
+            yield client.pid
+        finally:
+            client.kill()
+
+
+def asking(pid: int, function: str = "urlopen") -> ProcessSample:
+    """A process as if it waited for an answer."""
     file = "urllib/request.py" if function == "urlopen" else "train.py"
     frame = Frame(file, 9, function)
-    thread = Thread(MAIN, os.getpid(), (Frame("train.py", 4, "ask"), frame))
+    thread = Thread(MAIN, pid, (Frame("train.py", 4, "ask"), frame))
     role = Role("process", "train.py")
-    return ProcessSample(os.getpid(), 1, 1, role, "python", threads=(thread,))
+    return ProcessSample(pid, 1, 1, role, "python", threads=(thread,))
 
 
 def test_a_server_that_is_busy_is_no_hole_and_gets_no_byte() -> None:
     with (
         socket.create_server((FAR, 0)) as busy,
-        socket.create_connection(busy.getsockname(), source_address=(HERE, 0)),
+        connected(busy) as pid,
     ):
-        assert far_peers.unanswered([asking()]) == ()
+        assert far_peers.unanswered([asking(pid)]) == ()
         busy.settimeout(5)
         first, probe = busy.accept()[0], busy.accept()[0]
         probe.settimeout(5)
@@ -52,10 +79,10 @@ def test_who_gets_no_answer_to_a_connection_is_told(
 ) -> None:
     monkeypatch.setattr(far_peers, "CONNECT_S", 0.5)
     host, port = server.getsockname()
-    with socket.create_connection((host, port), source_address=(HERE, 0)):
+    with connected(server) as pid:
         # The one place is taken: the kernel answers no other connection.
-        (told,) = far_peers.unanswered([asking()])
-        assert f"train.py (pid {os.getpid()}) waits for {host}:{port}" in told
+        (told,) = far_peers.unanswered([asking(pid)])
+        assert f"train.py (pid {pid}) waits for {host}:{port}" in told
         assert far_peers.unanswered([]) == ()
 
 
@@ -71,12 +98,11 @@ def test_one_that_answers_is_enough(
     monkeypatch.setattr(far_peers, "CONNECT_S", 0.5)
     with (
         socket.create_server((FAR, 0)) as other,
-        socket.create_connection(server.getsockname(), source_address=(HERE, 0)),
-        socket.create_connection(other.getsockname(), source_address=(HERE, 0)),
+        connected(server, other) as pid,
     ):
-        assert far_peers.unanswered([asking()]) == ()
+        assert far_peers.unanswered([asking(pid)]) == ()
 
 
 def test_who_waits_for_no_answer_is_not_asked_about(server: socket.socket) -> None:
-    with socket.create_connection(server.getsockname(), source_address=(HERE, 0)):
-        assert far_peers.unanswered([asking("compute")]) == ()
+    with connected(server) as pid:
+        assert far_peers.unanswered([asking(pid, "compute")]) == ()

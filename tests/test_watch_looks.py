@@ -125,7 +125,7 @@ def test_who_waits_for_the_odd_one_tells_the_phase_before_others() -> None:
     reads = replace(process(kind="helper", number=3), threads=())
     links = Known(
         calls={(11, 11): Call("write", 4, "pipe:[1]", True)},
-        holders={("", "pipe:[1]"): [13, 14]},
+        readers={("", "pipe:[1]"): [13, 14]},
     )
     agent = replace(process(kind="ray-system", number=4), threads=())
     found = [trains, writes, reads, agent]

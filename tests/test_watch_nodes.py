@@ -118,6 +118,37 @@ if mode == "ranks":
         ray.get([one.step.remote(step, os.path.join(more, "lock")) for one in ranks])
         print({"loss": 1.0 / step, "step": step}, flush=True)
 
+if mode == "asks":
+    # One thread would serve both: who asks the second is not even accepted.
+    @ray.remote(num_cpus=0, resources={"far": 1})
+    class Scorer:
+        def __init__(self):
+            from http.server import BaseHTTPRequestHandler, HTTPServer
+            class Handler(BaseHTTPRequestHandler):
+                do_GET = lambda self: score_batch(self, more)
+            self.servers = [HTTPServer(("", 0), Handler) for _ in range(2)]
+        def serve(self):
+            for one in self.servers:
+                one.serve_forever()
+        def ports(self):
+            return [one.server_port for one in self.servers]
+    def score_batch(handler, lock):
+        for _ in range(2):
+            kept = open(lock, "w")
+            fcntl.flock(kept, fcntl.LOCK_EX)
+            handler.kept = [*getattr(handler, "kept", []), kept]
+
+    import urllib.request
+    scorer = Scorer.remote()
+    urls = [f"http://10.87.0.2:{port}" for port in ray.get(scorer.ports.remote())]
+    scorer.serve.remote()
+    print({"loss": 1.0, "step": 1}, flush=True)
+    def ask_for_scores():
+        urllib.request.urlopen(urls[0]).read()
+    program = f"import urllib.request; urllib.request.urlopen('{urls[1]}').read()"
+    second = subprocess.Popen([sys.executable, "-c", program])
+    ask_for_scores()
+
 rollout, trainer = Rollout.remote(), Trainer.remote()
 print("rollout is", ray.get(rollout.pid.remote()), flush=True)
 for step in range(1, 8 if mode == "works" else 1000):
@@ -208,6 +239,7 @@ def watched(
         "locks": ("locks", lock),
         "stops": ("stops",),
         "pipes": ("pipes", str(reader)),
+        "asks": ("asks", str(base / "scores")),
     }
     jobs = {k: Watched(cluster[0], base / k, *some) for k, some in words.items()}
     yield jobs
@@ -262,6 +294,23 @@ class TestAtOnce:
         )
         assert told["who"].startswith("reader.py (pid ")
 
+    def test_a_server_on_another_node_that_does_not_answer(
+        self, watched: dict[str, Watched]
+    ) -> None:
+        """Also where its node alone is known: nobody has accepted the connection."""
+        job = watched["asks"]
+        told = job.wait_for_verdict("stuck", "HTTP answer")
+        who = told["who"]
+        assert re.fullmatch(r"ray::Scorer.serve \(pid \d+ on 10.87.0.2\)", who)
+        waits = [one for one in told["standstill"]["waits"] if "HTTP answer" in one]
+        doing = f": {who}, which is in score_batch (job.py:"
+        assert not [one for one in waits if doing not in one]
+        ask, behind = sorted(waits, key=lambda one: "ask_for_scores" not in one)
+        assert ask.startswith("Ray driver (pid ")
+        assert "waits for an HTTP answer (ask_for_scores, job.py:" in ask
+        assert "waits for an HTTP answer" in behind
+        assert "not of the job" not in json.dumps(told)
+
     def test_an_actor_that_is_stopped_on_another_node(
         self, watched: dict[str, Watched], cluster: tuple[Machine, Machine]
     ) -> None:
@@ -303,7 +352,7 @@ def test_flight_records_of_ranks_on_both_nodes(
         found = "\n".join(told["standstill"]["evidence"])
         assert "entered by rank 0; rank 1 had entered 2" in found
         record = job.report("evidence/flight-recorder.txt")
-        assert re.search(rf"rank 1: 10.87.0.2:/proc/\d+/root{place}/dump-1\n", record)
+        assert re.search(rf"rank 1: 10.87.0.2:{place}/dump-1\n", record)
         # By an interface that is not Ray's, to a node that is seen.
         assert told["confidence"] == "certain"
     finally:

@@ -18,10 +18,11 @@ from pytest_gkd import rank_words
 
 Record = Mapping[str, Any]
 MOST_ENTRIES = 1000
+# A collective's tensors and the dimensions of one, a group's ranks, the groups, a word.
+MOST_TENSORS, MOST_DIMENSIONS, MOST_RANKS, MOST_GROUPS = 256, 64, 100_000, 64
+MOST_LETTERS = 300
 _NUMBERS = ("collective_seq_id", "time_created_ns")
-_LISTS = ("input_sizes", "input_dtypes")
-_OTHERS = ("pg_id", "process_group", "profiling_name", "is_p2p", "recorder", "state")
-_READ = (*_OTHERS, *_NUMBERS, *_LISTS)
+_WORDS = ("profiling_name", "recorder", "state")
 
 
 class RecordError(ValueError):
@@ -81,27 +82,77 @@ def read(raw: bytes) -> Record:
         raise RecordError(f"neither JSON nor a pickle: {error}") from error
     if not isinstance(found, dict) or not isinstance(found.get("entries", []), list):
         raise RecordError("it has no list of entries")
-    return {**found, "entries": [*filter(_is_whole, found.get("entries", []))]}
-
-
-def _is_whole(entry: Any) -> bool:
-    """Whether an entry has the fields that are read."""
-    return (
-        isinstance(entry, dict)
-        and ("pg_id" in entry or bool(entry.get("process_group")))
-        and all(isinstance(entry.get(name), int) for name in _NUMBERS)
-        and all(isinstance(entry.get(name), (list, tuple)) for name in _LISTS)
-    )
+    entries = [one for one in found.get("entries", []) if _plain(one)]
+    groups = found.get("pg_config")
+    return {
+        **found,
+        "entries": entries,
+        "pg_config": groups if isinstance(groups, dict) else {},
+    }
 
 
 def shortened(record: Record) -> str:
-    """As JSON, with the last entries only and what is read of them; see ``read``."""
-    entries = [
-        {name: entry[name] for name in _READ if name in entry}
-        for entry in record["entries"][-MOST_ENTRIES:]
-    ]
-    kept = {"entries": entries, "pg_config": record.get("pg_config", {})}
-    return json.dumps(kept, default=str)
+    """What is compared of a record, of its last entries, as JSON; see ``read``."""
+    entries = [_plain(entry) for entry in record["entries"][-MOST_ENTRIES:]]
+    named = dict.fromkeys(e["process_group"][0] for e in entries if "pg_id" not in e)
+    groups = {
+        name: {"ranks": _ranks(record["pg_config"].get(name))}
+        for name in [*named][:MOST_GROUPS]
+    }
+    return json.dumps({"entries": entries, "pg_config": groups})
+
+
+def _plain(entry: Any) -> dict[str, Any]:
+    """The fields that are compared; none unless each is as torch writes it.
+
+    What a job has written may be anything, such as lists that hold each other.
+    """
+    if not isinstance(entry, dict):
+        return {}
+    sizes = _list(entry.get("input_sizes"), (list, tuple), MOST_TENSORS)
+    found: dict[str, Any] = {
+        **{name: entry.get(name) for name in _NUMBERS},
+        "input_sizes": sizes and [_list(one, int, MOST_DIMENSIONS) for one in sizes],
+        "input_dtypes": _words(entry.get("input_dtypes"), MOST_TENSORS),
+        "is_p2p": entry.get("is_p2p", False) is True,
+    }
+    for name in (name for name in _WORDS if name in entry):
+        found[name] = next(iter(_words([entry[name]], 1) or ()), None)
+    if entry.get("process_group"):
+        found["process_group"] = _words(entry["process_group"], 2)
+    elif "pg_id" in entry:
+        found["pg_id"] = entry["pg_id"] if isinstance(entry["pg_id"], int) else None
+    else:
+        return {}
+    values = [*found.values(), *(found["input_sizes"] or ())]
+    counts = (found[name] for name in _NUMBERS)
+    is_whole = None not in values and all(
+        isinstance(one, int) and 0 <= one < 1 << 64 for one in counts
+    )
+    return found if is_whole else {}
+
+
+def _list(value: Any, kind: type | tuple[type, ...], most: int) -> list[Any] | None:
+    """The first of a list, or of a tuple, of values of one kind; None for others."""
+    if not isinstance(value, (list, tuple)):
+        return None
+    first = [*value[:most]]
+    return first if all(isinstance(one, kind) for one in first) else None
+
+
+def _words(value: Any, most: int) -> list[str] | None:
+    found = _list(value, str, most)
+    return found and [one[:MOST_LETTERS] for one in found]
+
+
+def _ranks(group: Any) -> list[int]:
+    """The ranks of a process group, by what a record tells of it; empty for none."""
+    told = group.get("ranks") if isinstance(group, dict) else None
+    try:
+        listed = json.loads(told) if isinstance(told, str) else told
+    except (ValueError, RecursionError):
+        return []
+    return _list(listed, int, MOST_RANKS) or []
 
 
 def find_missing(records: Mapping[int, Record], silent: list[int]) -> Missing | None:
@@ -160,13 +211,8 @@ def _members(entry: Record, records: Iterable[Record]) -> set[int]:
     """The ranks of an entry's process group; empty if no record tells."""
     names = entry.get("process_group") or ("",)
     for record in records:
-        told = record.get("pg_config", {}).get(names[0], {}).get("ranks", "")
-        try:
-            listed = json.loads(told) if isinstance(told, str) else told
-        except ValueError:
-            continue
-        if isinstance(listed, list) and listed:
-            return {int(rank) for rank in listed}
+        if ranks := _ranks(record.get("pg_config", {}).get(names[0])):
+            return set(ranks)
     return set()
 
 

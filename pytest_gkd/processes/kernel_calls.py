@@ -179,13 +179,28 @@ def pipes_in_use(calls: Iterable[Call]) -> set[str]:
     }
 
 
-def holders(target: str, pids: Iterable[int]) -> list[int]:
-    """Those of ``pids`` that have this pipe or socket open, as far as we may see."""
+def readers(target: str, pids: Iterable[int]) -> list[int]:
+    """Those of ``pids`` that have this pipe open to read it, as far as we may see.
+
+    None of a socket: who has it open has this end of it, not the other.
+    """
     return [
         pid
         for pid in pids
-        if any(_target(link) == target for link in _links(Path(f"/proc/{pid}/fd")))
+        if target.startswith("pipe:")
+        and any(
+            _target(link) == target and _reads(link)
+            for link in _links(Path(f"/proc/{pid}/fd"))
+        )
     ]
+
+
+def _reads(link: Path) -> bool:
+    """Whether a descriptor was opened to read: its link's own bits tell (proc(5))."""
+    try:
+        return bool(link.lstat().st_mode & 0o400)
+    except OSError:
+        return False
 
 
 def _path(place: Path, address: int, base: int | None) -> str:

@@ -27,7 +27,14 @@ from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.files import make_way, write_private
 from pytest_gkd.processes import oom, procfs
-from pytest_gkd.watch import flight_files, job_links, rank_sets, ray_places, waiting
+from pytest_gkd.watch import (
+    flight_files,
+    job_links,
+    rank_sets,
+    ray_places,
+    stack_tree,
+    waiting,
+)
 from pytest_gkd.watch.samples import NodeSample, ProcessSample
 from pytest_gkd.watch.waits import Known, RayTask
 
@@ -46,6 +53,8 @@ KERNELS = re.compile(
 _RAS_SAYS = re.compile(
     r"(?i)error|warning|incomplete|mismatch|unresponsive|lagging|dead"
 )
+# torch/distributed/debug/_frontend.py, JSON_RESP_TEMPLATE
+_RECORDS = re.compile(r"<h2>Rank (\d{1,7}): [^<]*</h2>\s*<pre>([^<]*)</pre>")
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -89,7 +98,7 @@ class Job:
     ) -> None:
         self.processes, self.nodes = processes, nodes
         self.links = job_links.known(processes)
-        self.records: dict[int, flight_records.Record] = {}
+        self.records: dict[tuple[str, int], flight_records.Record] = {}
         self.tasks: list[RayTask] = []
         self.wants: bool | None = None  # see ``Known.ray_wants``
         self.ports = _listening(processes)
@@ -179,14 +188,17 @@ def _flight_recorder(job: Job) -> Finding | None:
         return None
     name = "flight recorder"
     texts = []
+    # The ranks of each kind by themselves: trainers and rollouts have a rank 0 each.
+    groups: dict[str, dict[int, flight_records.Record]] = {}
     for one in (o for o in job.ranks() if o.pid in asked):
-        recorder, rank = asked[one.pid], ranks[one.pid]
+        recorder, rank, kind = asked[one.pid], ranks[one.pid], stack_tree.kind_of(one)
         if recorder.record:
-            record = job.records[rank] = flight_records.read(recorder.record.encode())
+            record = flight_records.read(recorder.record.encode())
+            job.records[kind, rank] = groups.setdefault(kind, {})[rank] = record
             where = f"{one.node}:{recorder.path}" if one.node else recorder.path
-            last = json.dumps(record["entries"][-1:], default=str)
+            last = json.dumps(record["entries"][-1:])
             texts.append(f"rank {rank}: {where}\n{last}")
-    if not job.records:
+    if not groups:
         armed = (
             "armed, but no record came"
             if any(one.asked for one in asked.values())
@@ -195,10 +207,15 @@ def _flight_recorder(job: Job) -> Finding | None:
             "(see gkd env --debug)"
         )
         return Finding(name, (f"flight recorder of NCCL: {armed}",))
-    silent = sorted({*ranks.values()} - job.records.keys())
-    missing = flight_records.find_missing(job.records, silent)
-    told = missing.text() if missing else "no collective that a rank has not entered"
-    return Finding(name, (f"flight recorder: {told}",), "\n".join(texts))
+    said = []
+    for kind, records in groups.items():
+        mine = {ranks[o.pid] for o in job.ranks() if stack_tree.kind_of(o) == kind}
+        missing = flight_records.find_missing(records, sorted(mine - records.keys()))
+        told = (
+            missing.text() if missing else "no collective that a rank has not entered"
+        )
+        said.append(f"flight recorder: {told}")
+    return Finding(name, tuple(said), "\n".join(texts))
 
 
 def _debug_server(job: Job) -> Finding | None:
@@ -211,10 +228,12 @@ def _debug_server(job: Job) -> Finding | None:
         page: _get(f"http://127.0.0.1:{port}/{page}")
         for page in ("stacks", "fr_trace_json")
     }
-    for text in re.findall(r"\{.*\}", html.unescape(pages["fr_trace_json"])):
+    kinds = {stack_tree.kind_of(one) for one in job.ranks()}
+    for rank, text in _RECORDS.findall(pages["fr_trace_json"]):
         with contextlib.suppress(flight_records.RecordError):
-            record = flight_records.read(text.encode())
-            job.records.setdefault(len(job.records), record)
+            record = flight_records.read(html.unescape(text).encode())
+            if len(kinds) == 1:  # else nothing tells whose it is
+                job.records.setdefault((min(kinds), int(rank)), record)
     plain = [
         f"{p}\n{re.sub('<[^>]*>', '', html.unescape(t))}" for p, t in pages.items()
     ]
@@ -277,6 +296,7 @@ def _endpoints(job: Job) -> Finding | None:
         for one in job.processes
         if any((w := waiting.of(t)) and w.kind == "http" for t in one.threads)
         for peer in job.links.peers.get(one.pid, ())
+        if peer.is_far or not one.node  # what is near to another node is not to this
     ]
     for port, pid in job.ports.items():
         role = next((o.role for o in job.processes if o.pid == pid), None)

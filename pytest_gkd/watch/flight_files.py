@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.processes import procfs
@@ -44,6 +46,7 @@ def ask(ranks: Mapping[int, int]) -> dict[int, Recorder]:
     began = time.time()
     until = monotonic() + PIPE_S
     places: dict[int, list[Path]] = {}
+    since: dict[int, float] = {}
     found: dict[int, Recorder] = {}
     for pid, rank in ranks.items():
         if uses_nccl(pid):
@@ -51,15 +54,15 @@ def ask(ranks: Mapping[int, int]) -> dict[int, Recorder]:
             stem = environ.get(PIPE)
             pipe = path_of(pid, f"{stem}{rank}.pipe") if stem else None
             places[pid] = _dump_files(pid, environ, rank)
-            found[pid] = Recorder(pipe is not None and write_to(pipe))
+            asked = pipe is not None and write_to(pipe)
+            found[pid] = Recorder(asked)
+            # Without being asked a rank has written at a timeout, which counts; what
+            # was there before it began is another run's.
+            since[pid] = began - 1 if asked else _began(pid)
     while True:
         for pid, paths in places.items():
-            asked, _, record = found[pid]
-            if not record and (read := _newest(paths)):
-                path, at, text = read
-                # Without being asked a rank has written at a timeout, which counts.
-                if not asked or at >= began - 1:
-                    found[pid] = Recorder(asked, str(path), text)
+            if not found[pid].record and (read := _newest(paths, since[pid])):
+                found[pid] = Recorder(found[pid].asked, *read)
         waits = any(one.asked and not one.record for one in found.values())
         if not waits or monotonic() > until:
             return found
@@ -78,26 +81,37 @@ def uses_nccl(pid: int) -> bool:
 
 def path_of(pid: int, name: str) -> Path:
     """A process's path as it is seen from here: its own root and directory."""
-    path = Path(name)
-    base = Path(f"/proc/{pid}/root") if path.is_absolute() else Path(f"/proc/{pid}/cwd")
-    seen = base / name.lstrip("/")
-    return path if path.is_absolute() and path.exists() else seen
+    if not name.startswith("/"):
+        return Path(f"/proc/{pid}/cwd") / name
+    root = Path(f"/proc/{pid}/root")
+    mounts = [procfs.link(one, "ns/mnt") for one in (pid, os.getpid())]
+    try:
+        is_ours = mounts[0] == mounts[1] and root.samefile("/")
+    except OSError:
+        is_ours = True  # it may not be seen, and is as a rule the same
+    return Path(name) if is_ours else root / name.lstrip("/")
 
 
 def write_to(pipe: Path) -> bool:
     """A byte to a pipe that somebody reads, which asks torch for its record."""
     try:
-        if not stat.S_ISFIFO(pipe.stat().st_mode):
-            return False
-        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        fd = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError:
         return False  # there is none, or nobody reads it
     try:
-        return os.write(fd, b"1") == 1
+        return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"1") == 1
     except OSError:
         return False
     finally:
         os.close(fd)
+
+
+def _began(pid: int) -> float:
+    """When a process began, in seconds since 1970; now if it has ended."""
+    try:
+        return psutil.Process(pid).create_time()
+    except psutil.Error:
+        return time.time()
 
 
 def _dump_files(pid: int, environ: Mapping[str, str], rank: int) -> list[Path]:
@@ -107,14 +121,20 @@ def _dump_files(pid: int, environ: Mapping[str, str], rank: int) -> list[Path]:
     return [path_of(pid, f"{place}{rank}") for place in places]
 
 
-def _newest(paths: Sequence[Path]) -> tuple[Path, float, str] | None:
+def _newest(paths: Sequence[Path], since: float) -> tuple[str, str] | None:
+    """The newest file with a record, and the record as JSON."""
+    found: list[tuple[float, str, str]] = []
     for path in paths:
         try:
-            about = path.stat()
-            if not stat.S_ISREG(about.st_mode) or about.st_size > MOST_BYTES:
-                continue
-            record = flight_records.read(path.read_bytes())
-            return path, about.st_mtime, flight_records.shortened(record)
+            # Not Path.open: what is a pipe must not hold this.
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            with os.fdopen(fd, "rb") as file:
+                about = os.fstat(fd)
+                is_file = stat.S_ISREG(about.st_mode) and about.st_size <= MOST_BYTES
+                if is_file and about.st_mtime >= since:
+                    record = flight_records.read(file.read(MOST_BYTES))
+                    text = flight_records.shortened(record)
+                    found.append((about.st_mtime, str(path), text))
         except (OSError, flight_records.RecordError):
             continue  # it is not there, or not whole yet
-    return None
+    return max(found)[1:] if found else None

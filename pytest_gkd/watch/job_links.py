@@ -9,6 +9,7 @@ import psutil
 from pytest_gkd.processes import kernel_calls
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch import process_facts
+from pytest_gkd.watch.process_facts import Connection
 from pytest_gkd.watch.samples import ProcessSample
 from pytest_gkd.watch.waits import Known, Peer
 
@@ -16,8 +17,8 @@ from pytest_gkd.watch.waits import Known, Peer
 def known(processes: Sequence[ProcessSample]) -> Known:
     """All of it, of processes whose stacks were taken."""
     made = calls(processes)
-    held = holders(made, processes)
-    return Known(calls=made, holders=held, peers=peers(processes))
+    held = readers(made, processes)
+    return Known(calls=made, readers=held, peers=peers(processes))
 
 
 def calls(processes: Sequence[ProcessSample]) -> dict[tuple[int, int], Call]:
@@ -35,15 +36,15 @@ def calls(processes: Sequence[ProcessSample]) -> dict[tuple[int, int], Call]:
     return found
 
 
-def holders(
+def readers(
     made: dict[tuple[int, int], Call], processes: Sequence[ProcessSample]
 ) -> dict[tuple[str, str], list[int]]:
-    """Who has the pipes and sockets open that somebody writes to, by node and name."""
+    """Who reads the pipes that somebody writes to, by node and name."""
     here = [process.pid for process in processes if not process.node]
     written = kernel_calls.pipes_in_use(
         c for (pid, _), c in made.items() if pid in here
     )
-    found = {("", target): kernel_calls.holders(target, here) for target in written}
+    found = {("", target): kernel_calls.readers(target, here) for target in written}
     for process in processes:
         for target in process.pipes:
             found.setdefault((process.node, target), []).append(process.pid)
@@ -61,30 +62,43 @@ def peers(processes: Sequence[ProcessSample]) -> dict[int, list[Peer]]:
     }
     nodes = {one.pid: one.node for one in processes}
     listening: dict[tuple[str, int], int] = {}
-    own: dict[tuple[str, str, int], int] = {}
+    own: dict[tuple[_End, _End], int] = {}
+    homes: dict[str, set[str]] = {}  # the nodes that have an address
     for pid, connections in made.items():
+        node = nodes[pid]
         for one in connections:
             if one.state == psutil.CONN_LISTEN:
-                listening.setdefault((nodes[pid], one.port), pid)
+                listening.setdefault((node, one.port), pid)
             else:
-                own[_end(nodes[pid], one.host, one.port)] = pid
+                own[_ends(node, one)] = pid
+            homes.setdefault(one.host, set()).add(node)
     found: dict[int, list[Peer]] = {}
     for pid, connections in made.items():
         node = nodes[pid]
         for one in connections:
             if not one.peer_host or (node, one.port) in listening:
                 continue
-            whose = own.get(_end(node, one.peer_host, one.peer_port))
-            is_here = one.peer_host == one.host or nodes.get(whose or 0) == node
-            if whose is None and is_here:
-                whose = listening.get((node, one.peer_port))
+            whose = own.get(_ends(node, one)[::-1])
+            is_same = one.peer_host == one.host or process_facts.is_loopback(
+                one.peer_host
+            )
+            at = {node} if is_same else homes.get(one.peer_host, set())
+            if whose is None and len(at) == 1:  # it has not accepted the connection yet
+                whose = listening.get((min(at), one.peer_port))
+            is_here = is_same or nodes.get(whose or 0) == node
             address = f"{one.peer_host}:{one.peer_port}"
             peer = Peer(address, whose, not is_here, one.fd)
             found.setdefault(pid, []).append(peer)
     return found
 
 
-def _end(node: str, host: str, port: int) -> tuple[str, str, int]:
+_End = tuple[str, str, int]
+
+
+def _ends(node: str, one: Connection) -> tuple[_End, _End]:
+    return _end(node, one.host, one.port), _end(node, one.peer_host, one.peer_port)
+
+
+def _end(node: str, host: str, port: int) -> _End:
     """One end of a connection; a loopback's is another one on each node."""
-    is_loop = host.startswith("127.") or host in ("::1", "::ffff:127.0.0.1")
-    return (node if is_loop else "", host, port)
+    return (node if process_facts.is_loopback(host) else "", host, port)

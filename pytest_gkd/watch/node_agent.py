@@ -12,6 +12,7 @@ import json
 import re
 import socket
 from collections.abc import Mapping
+from concurrent import futures
 from typing import Any
 
 import psutil
@@ -82,8 +83,14 @@ class Agent:
             native = request["look"] == "native"
             asking = background.begin("gkd-recorders", lambda: _recorders(rows, native))
             _look(rows, deadline, native=native)
-            for pid, recorder in asking.result().items():
-                next(o for o in rows if o["pid"] == pid)["recorder"] = recorder
+            # A file system that does not answer holds them, and nothing else.
+            futures.wait([asking], max(0.0, deadline - monotonic()))
+            if not asking.done() or asking.exception():
+                why = asking.exception() if asking.done() else "no answer in time"
+                told["unseen"].append(f"flight records: {why}")
+            else:
+                for row in rows:
+                    row["recorder"] = asking.result().get(row["pid"])
             told["gpus_at_work"] = gpus.at_work([row["pid"] for row in rows])
         return told
 
@@ -130,7 +137,7 @@ def _look(rows: list[dict[str, Any]], deadline: float, *, native: bool) -> None:
     calls = [call for row in rows for call in row["calls"]]
     written = kernel_calls.pipes_in_use(Call(*call) for _, *call in calls)
     pids = [row["pid"] for row in rows]
-    held = {target: kernel_calls.holders(target, pids) for target in written}
+    held = {target: kernel_calls.readers(target, pids) for target in written}
     for row in rows:
         row["pipes"] = [target for target in held if row["pid"] in held[target]]
 

@@ -27,7 +27,7 @@ class Facts(NamedTuple):
 
 class Connection(NamedTuple):
     """A TCP socket of a process: both ends, a peer of port 0 where it has none,
-    psutil's word for its state, and its descriptor."""
+    psutil's word for its state, and its descriptor. Hosts are as ``plain`` has them."""
 
     host: str
     port: int
@@ -43,10 +43,21 @@ def connections(pid: int) -> tuple[Connection, ...]:
         found = psutil.Process(pid).net_connections("tcp")
     except (psutil.Error, OSError):
         return ()
+    ends = ((one, *one.laddr, *(one.raddr or ("", 0))) for one in found)
     return tuple(
-        Connection(*one.laddr, *(one.raddr or ("", 0)), one.status, one.fd)
-        for one in found
+        Connection(plain(host), port, plain(peer), peer_port, one.status, one.fd)
+        for one, host, port, peer, peer_port in ends
     )
+
+
+def plain(host: str) -> str:
+    """An address of IPv4 as such, also at a socket that takes IPv6 as well."""
+    return host.removeprefix("::ffff:")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is the machine's own, whichever that is."""
+    return host.startswith("127.") or host == "::1"
 
 
 def of(pid: int) -> Facts:

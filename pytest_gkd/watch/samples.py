@@ -66,8 +66,8 @@ class ProcessSample:
     ``node`` names another node of the job, and is empty for this machine. There, the
     node's number stands above the bits of ``pid`` and ``ppid``, so that no two are
     alike and none is of this machine; ``calls`` are its threads' kernel calls, by
-    thread, ``pipes`` the pipes and sockets that it has open and in which a process of
-    the job is writing, ``connections`` those of TCP, ``recorder`` is NCCL's, and ``at``
+    thread, ``pipes`` those that it reads and in which a process of the job is
+    writing, ``connections`` those of TCP, ``recorder`` is NCCL's, and ``at``
     is when the answer came (``clock.monotonic()``).
     """
 

@@ -18,6 +18,7 @@ import psutil
 
 from pytest_gkd.processes import procfs
 from pytest_gkd.processes.procfs import Stat
+from pytest_gkd.watch import process_facts
 
 # How often the open files and connections of all processes are looked through.
 PEERS_EVERY_S = 30.0
@@ -86,8 +87,8 @@ class Scope:
         for one in (every := _connections()):
             if one.status != psutil.CONN_ESTABLISHED or one.pid is None:
                 continue
-            host, port = _plain(one.raddr[0]), int(one.raddr[1])
-            is_here = _is_here(host, _plain(one.laddr[0]))
+            host, port = process_facts.plain(one.raddr[0]), int(one.raddr[1])
+            is_here = _is_here(host, process_facts.plain(one.laddr[0]))
             if not is_here:
                 reaching.add(one.pid)
             if one.pid in mine and is_here:
@@ -229,9 +230,5 @@ def _writes(pid: int, path: str) -> bool:
     return False
 
 
-def _plain(host: str) -> str:
-    return host.removeprefix("::ffff:")
-
-
 def _is_here(host: str, own: str) -> bool:
-    return host == own or host.startswith("127.") or host == "::1"
+    return host == own or process_facts.is_loopback(host)

@@ -62,18 +62,20 @@ class Peer:
 class Known:
     """What else is known, each of it empty where it is not.
 
-    ``records`` are flight records by rank, ``calls`` the kernel call of each thread by
-    pid and thread number, ``holders`` who has a pipe or socket of a node open,
-    ``peers`` the ends of the connections that a process has made. ``ray_wants`` says
-    whether Ray, of one node, lacks resources for something; ``ended`` are processes of
-    the job that are there no more.
+    ``records`` are flight records by kind of process and rank, ``calls`` the kernel
+    call of each thread by pid and thread number, ``readers`` who reads a pipe of a
+    node, ``peers`` the ends of the connections that a process has made. ``ray_wants``
+    says whether Ray, of one node, lacks resources for something; ``ended`` are
+    processes of the job that are there no more.
     """
 
-    records: Mapping[int, flight_records.Record] = field(default_factory=dict)
+    records: Mapping[tuple[str, int], flight_records.Record] = field(
+        default_factory=dict
+    )
     tasks: Sequence[RayTask] = ()
     peers: Mapping[int, Sequence[Peer]] = field(default_factory=dict)
     calls: Mapping[tuple[int, int], Call] = field(default_factory=dict)
-    holders: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
+    readers: Mapping[tuple[str, str], Sequence[int]] = field(default_factory=dict)
     ray_wants: bool | None = None
     ended: Sequence[ProcessSample] = ()
 
@@ -293,7 +295,9 @@ class _Job:
 
     def _missing(self, ranks: Sequence[ProcessSample]) -> flight_records.Missing | None:
         here = {one.role.rank for one in ranks}
-        records = {r: one for r, one in self.known.records.items() if r in here}
+        kind = stack_tree.kind_of(ranks[0])
+        records = {r: o for (k, r), o in self.known.records.items() if k == kind}
+        records = {rank: one for rank, one in records.items() if rank in here}
         if not records:
             return None
         silent = sorted(r for r in here if r is not None and r not in records)
@@ -423,7 +427,7 @@ class _Job:
                 continue
             others = [
                 p
-                for p in self.known.holders.get((one.node, call.target), ())
+                for p in self.known.readers.get((one.node, call.target), ())
                 if p != pid
             ]
             here = tuple(
