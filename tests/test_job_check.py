@@ -61,7 +61,7 @@ START = f"python3 -m verl.trainer.main_ppo {SIZES}"
 
 def checked(path: Path, text: str, *overrides: str, **given: str) -> Checked:
     path.write_bytes(text.encode())
-    return check.check(path, overrides, RELEASE, {"HOME": "/home/her", **given})
+    return check.check(path, overrides, RELEASE, {"HOME": "her", **given})
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_values_come_with_the_lines_they_stand_in(script: Path) -> None:
     expected = {
         "student": ("Qwen/Qwen3-8B", 17),
         "teacher": ("Qwen/Qwen3-32B", 26),
-        "train_files": (["/home/her/a.parquet", "/home/her/b.parquet"], 12),
+        "train_files": (["her/a.parquet", "her/b.parquet"], 12),
         "max_prompt_length": (1024, 13),
         "max_model_len": (3073, 20),
         "learning_rate": (1e-6, 18),
@@ -429,6 +429,26 @@ def test_the_second_job_of_a_script_is_not_the_first(script: Path) -> None:
     assert [f.message for f in found.findings] == [
         "another job, started on line 2, is not checked"
     ]
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "python -m verl.trainer.main_ppo data.train_files={file}",
+        "python -m verl.trainer.main_ppo data.train_files=[{file},{here}]",
+        "swift sft --model M --dataset {file}#100",
+        "python train.py --load L --rollout-num-gpus 2 --prompt-data {file}@[0:8]",
+    ],
+)
+def test_a_train_file_that_is_not_here_is_noted(tmp_path: Path, job: str) -> None:
+    here, absent = tmp_path / "here.jsonl", tmp_path / "absent.jsonl"
+    here.touch()
+    path, told = tmp_path / "run.sh", f"{absent}: there is no such file here"
+    path.write_text(job.format(file=absent, here=here))
+    found = check.check(path)
+    assert [f.level for f in found.findings if f.message == told] == ["note"]
+    path.write_text(job.format(file=here, here=here))
+    assert "no such file" not in str(check.check(path).findings)
 
 
 def test_a_file_that_is_only_copied_is_no_job(script: Path) -> None:

@@ -65,6 +65,11 @@ GOOD = {
     + GPUS
     + SERVED
     + "--gkd_logits_topk 64",
+    "vllm's module": "CUDA_VISIBLE_DEVICES=5 python -m "
+    "vllm.entrypoints.openai.api_server --model T --max-logprobs 64 &\n"
+    + GPUS
+    + SERVED
+    + "--gkd_logits_topk 64",
     "two machines": f"{ROLLOUT.replace('4,5', '0,1')}\n{GPUS}{GRPO}"
     + SPLIT.replace("127.0.0.1", "10.0.0.7"),
     "json that is mended": GPUS + GKD + """--model_kwargs '{"a": 1}'""",
@@ -135,7 +140,6 @@ FAULTS = {
     "no number": (GPUS + GKD + "--beta high", "expects a number"),
     "a choice": (GPUS + GKD + "--vllm_mode colocated", "knows server, colocate"),
     "no dataset": (GPUS + GKD.replace("--dataset A B#500", ""), "no --dataset"),
-    "no such file": (GPUS + GKD + "--dataset /nowhere/a.jsonl#5", "there is no such"),
     "packing": (GPUS + GKD + "--packing true", "needs --attn_impl flash_attn"),
     "a rank of nothing": (
         GPUS + GKD + "--tuner_type full --lora_rank 8",
@@ -285,6 +289,11 @@ FAULTS = {
     "the teacher's port": (
         f"{DEPLOY} --port 9000 --max_logprobs 64 &\n{GPUS}{SERVED}--gkd_logits_topk 9",
         "queried on port 8000, and swift deploy on line 1 listens on 9000",
+    ),
+    "the port of vLLM's module": (
+        "python -m vllm.entrypoints.openai.api_server --model T --port 9000 "
+        f"--max-logprobs 64 &\n{GPUS}{SERVED}--gkd_logits_topk 9",
+        "queried on port 8000, and vllm serve on line 1 listens on 9000",
     ),
     "one port for two": (
         f"{DEPLOY} --max_logprobs 64 &\n{ROLLOUT} &\n{GPUS}{SERVED}{SPLIT}"

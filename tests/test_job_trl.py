@@ -92,6 +92,13 @@ def test_of_a_configuration_that_is_not_found_no_default_is_told(
             "vllm_mode",
             "`vllm serve` of line 1 has no place",
         ),
+        (
+            "python3 -m vllm.entrypoints.openai.api_server --model s &\n"
+            f"{GRPO} --use_vllm --vllm_mode server",
+            "error",
+            "vllm_mode",
+            "`vllm serve` of line 1 has no place",
+        ),
         (f"python {GKD} stray", "error", "", "stray belongs to no option"),
         ("trl gkd --lmbda 1", "error", "gkd", "accelerate launch examples/scripts/gkd"),
         (GRPO.replace(" --reward_funcs r", ""), "error", "reward_funcs", "neither"),

@@ -240,13 +240,30 @@ def _checked(
         plan, reason, wrong = fitting.judge(
             certain, recipes, machine, start.command.file, lines[0], unplanned
         )
-    findings += [*_on_ways(told), *wrong]
+    findings += [*_on_ways(told), *wrong, *_absent(values)]
     findings = list(dict.fromkeys(findings))[:MOST_FINDINGS]
     judged = name, str(release), chosen_by, str(path), lines
     secrets, unsaid = written_secrets.in_files([str(path), *files], private)
     checked = Checked(*judged, values, [*findings, *secrets], plan, reason)
     checked.started_in = start.command.file
     return _without(checked, written_secrets.hiding(unsaid))
+
+
+def _absent(values: Mapping[str, Value]) -> Iterator[Finding]:
+    """The train files that the job gives with their whole paths and that are not here.
+
+    Notes, since they may lie where the job will run.
+    """
+    files = values.get("train_files")
+    if files is None or files.source != "user":
+        return
+    given = files.value if isinstance(files.value, list) else [files.value]
+    for path in map(str, given):
+        # ms-swift takes a part of a file after a #, slime after an @.
+        path = re.split(r"#|@\[", path)[0]
+        if path.startswith("/") and not script_file.exists(path):
+            text = f"{path}: there is no such file here"
+            yield note(text, files.file, files.line)
 
 
 def _without(checked: Checked, hide: Callable[[Any], Any]) -> Checked:

@@ -101,3 +101,11 @@ def _why(before: str) -> str:
 
 def _finding(file: str, line: int, message: str) -> Finding:
     return Finding(CAUSE, "error", message, file, line, "")
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file or directory of that name here."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):  # too long, or with a NUL
+        return False

@@ -15,7 +15,7 @@ from typing import Any
 from pytest_gkd.job import dataclass_options, documents, releases
 from pytest_gkd.job.arguments import Arguments, Option, parsed
 from pytest_gkd.job.findings import CheckError, Finding
-from pytest_gkd.job.frameworks import accelerate
+from pytest_gkd.job.frameworks import accelerate, vllm_server
 from pytest_gkd.job.frameworks.ms_swift import megatron_plan
 from pytest_gkd.job.frameworks.ms_swift import plan as ms_swift_plan
 from pytest_gkd.job.frameworks.ms_swift import rules as ms_swift_rules
@@ -59,6 +59,7 @@ RAY_KEYS = ("gpus", "colocate_groups", "nnodes")
 VLLM = {
     f"--{name}": Option(name.replace("-", "_"), kind)
     for name, kind in {
+        "model": "str",
         "port": "int",
         "host": "str",
         "max-logprobs": "int",
@@ -406,12 +407,11 @@ def _servers(launch: Launch, release: Release) -> list[Server]:
                     Server(kind, program, command, job, arguments.findings, blocks)
                 )
                 break
-            if name.endswith("vllm") and does == "serve":
-                arguments = parsed(rest, VLLM, "vLLM", refuses=False)
-                said = [*arguments.said, *_vllm_model(rest)]
-                job = Job(VLLM_DEFAULTS, said)
-                found.append(Server("teacher", "vllm serve", command, job, [], blocks))
-                break
+        words = vllm_server.arguments(command)
+        if words is not None:
+            arguments = parsed(list(words), VLLM, "vLLM", refuses=False)
+            job = Job(VLLM_DEFAULTS, [*arguments.said, *_vllm_model([*words])])
+            found.append(Server("teacher", "vllm serve", command, job, [], blocks))
     return found
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
+from pytest_gkd.job import script_file
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks.ms_swift.job import Server, Start, visible
 from pytest_gkd.job.overrides import Given
@@ -59,13 +59,6 @@ def _fault(
     return Finding(cause or CONFLICT, level, text, file, line, key)
 
 
-def _exists(path: str) -> bool:
-    try:
-        return Path(path).exists()
-    except (OSError, ValueError):
-        return False
-
-
 def _number(given: Given) -> int | None:
     return given.value if type(given.value) is int else None
 
@@ -79,13 +72,6 @@ def _common(start: Start) -> Iterator[Finding]:
     if not (dataset.value or cached.value or dataset.needs or cached.needs):
         # sft_args.py and megatron/arguments/sft_args.py, __post_init__
         yield _fault(start, "dataset", "no --dataset is given", cause=MISSING)
-    for name in dataset.value or ():
-        path = str(name).partition("#")[0]
-        if path.startswith("/") and not _exists(path):
-            yield _fault(
-                start, "dataset", f"--dataset {path}: there is no such file here",
-                "warning", MISSING,
-            )  # fmt: skip
     kind = start.algorithm.value
     for key in ("packing", "padding_free"):
         if start.is_megatron or get(key) is not True:
@@ -107,7 +93,7 @@ def _common(start: Start) -> Iterator[Finding]:
     for key in AS_JSON:
         given = start.get(key)
         text = given.value if isinstance(given.value, str) else ""
-        if given.source == "user" and text and not _exists(text):
+        if given.source == "user" and text and not script_file.exists(text):
             try:
                 json.loads(text)
             except (ValueError, RecursionError):

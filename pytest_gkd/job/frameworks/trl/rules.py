@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from pytest_gkd.job import documents, model_files
 from pytest_gkd.job.arguments import MISSING
 from pytest_gkd.job.findings import CheckError, Finding
+from pytest_gkd.job.frameworks import vllm_server
 from pytest_gkd.job.frameworks.accelerate import (
     CONFLICT,
     COUNT,
@@ -121,16 +122,16 @@ def servers(commands: Iterable[Command]) -> list[Server]:
 
 def _server(command: Command) -> Server | None:
     values = [word.text.value or "" for word in command.words]
-    starts = [
-        number
-        for number, (first, second) in enumerate(itertools.pairwise(values))
-        if (first.rpartition("/")[2], second)
-        in (("trl", "vllm-serve"), ("vllm", "serve"))
+    pairs = enumerate(itertools.pairwise(values))
+    own = [
+        command.words[at + 2 :]
+        for at, (first, second) in pairs
+        if (first.rpartition("/")[2], second) == ("trl", "vllm-serve")
     ]
-    if not starts:
+    rest = own[0] if own else vllm_server.arguments(command)
+    if rest is None:
         return None
     said = {}
-    rest = command.words[starts[0] + 2 :]
     for number, word in enumerate(rest):
         name, equals, inline = word.text.shape.partition("=")
         if not name.startswith("--"):
@@ -141,7 +142,7 @@ def _server(command: Command) -> Server | None:
             said[key] = word._replace(text=text)
         elif number + 1 < len(rest):
             said[key] = rest[number + 1]
-    return Server(command, values[starts[0] + 1] == "vllm-serve", rest, said)
+    return Server(command, bool(own), rest, said)
 
 
 # -- values ------------------------------------------------------------------------
