@@ -12,8 +12,12 @@ PLACE = re.compile(r"\{([^{}\s]+)\}")
 # single words with a number among them: "{count} rows" fits "512 rows", not every text
 # that ends in "rows".
 OWN_CHARS, FIRST_CHARS = 6, 4
-# One with so many is known even around a value in words that are not, as an exception.
+# One with so many, or with a place as in "if {text} (line {line})", is known even
+# around a value in words that are not, as an exception.
 FIRM_CHARS = 12
+PLACED = re.compile(r" \([a-z]+ \{[^{}\s]+\}\)$")
+# What may stand behind a text of its own.
+AMOUNT = re.compile(r" \d+(?:\.\d+)? \w+$")
 MOST_JOINTS = 40
 MOST_KEPT = 1_000
 STOPS = re.compile(r"[;:,] ")
@@ -21,7 +25,7 @@ STOPS = re.compile(r"[;:,] ")
 PROSE = re.compile(r"(?<![\w./'-])(?<!, )[a-z]{2,}(?![\w/=',(-]|\.\w)")
 # A path, a name or a process, about which the next text says something.
 SUBJECT = re.compile(
-    r"(?:^|: )(?:[^\s:]*[/._\d'][^\s:]*(?: row \d+)?|(?:ranks?|pid) \d[\d, and-]*"
+    r"(?:^|: )(?:[^\s:]*[/._=\d'][^\s:]*(?: row \d+)?|(?:ranks?|pid) \d[\d, and-]*"
     r"|.+ \(pid [^()]+\))$"
 )
 # Characters of languages that are written without blanks.
@@ -37,13 +41,14 @@ DEEPEST = 40
 @dataclass(frozen=True)
 class _Template:
     """``around`` are the texts around its ``places``, ``longest`` is one of them;
-    ``loose`` ones take any value."""
+    ``loose`` ones take any value, ``firm`` ones of any words."""
 
     around: tuple[str, ...]
     longest: str
     places: tuple[str, ...]
     own: int
     loose: bool
+    firm: bool
     translation: str
 
     @classmethod
@@ -53,8 +58,9 @@ class _Template:
         own, first = sum(map(_chars, around)), _chars(around[0])
         brackets = around[0].startswith(" (") and around[-1].endswith(")")
         loose = own >= OWN_CHARS or first >= FIRST_CHARS or brackets
+        firm = own >= FIRM_CHARS or bool(PLACED.search(text))
         longest = max(around, key=len)
-        return cls(around, longest, places, own, loose, translation)
+        return cls(around, longest, places, own, loose, firm, translation)
 
     def is_in(self, text: str) -> bool:
         """Whether a part of the text may have been made of it."""
@@ -211,6 +217,10 @@ class _Search:
         if text in self._texts:
             yield _Reading(self._texts[text], _chars(text), plain=True)
             return
+        amount = AMOUNT.search(text)
+        if amount and text[: amount.start()] in self._texts:
+            told = self._texts[text[: amount.start()]]
+            yield _Reading(f"{told}{amount[0]}", _chars(text), plain=True)
         self._looks += 1
         if self._looks > MOST_LOOKS or self._depth > DEEPEST:
             raise _TooMuchError
@@ -221,9 +231,7 @@ class _Search:
                 told = template.filled({name: one.text for name, one in read.items()})
                 known = template.own + sum(one.known for one in read.values())
                 unknown = sum(one.unknown for one in read.values())
-                # So many words of its own are no accident.
-                firm = template.own >= FIRM_CHARS
-                unknown = min(unknown, known) if firm else unknown
+                unknown = min(unknown, known) if template.firm else unknown
                 stops = sum(len(STOPS.findall(value)) for value in values.values())
                 stops = max(stops, *(one.stops for one in read.values()))
                 longest = max(map(len, values.values()))
@@ -240,7 +248,7 @@ class _Search:
             # A comma may as well stand in a list of names.
             first = joint != ", " and self._whole(before)
             if first or self._whole(after):
-                between = _Reading(self._joints[joint])
+                between = _Reading(self._joints[joint], _chars(joint))
                 yield self.best(before) + between + self.best(after)
             more, found, after = after.partition(joint)
             before += joint + more

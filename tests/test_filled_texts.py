@@ -10,9 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_estimate import HALF_B, QWEN_7B
+from test_job_memory import shape
 from test_language import CHINESE_TEXT
 
 from pytest_gkd import language
+from pytest_gkd.__main__ import main
 from pytest_gkd.filled_texts import LONGEST, PLACE, FilledTexts
 from pytest_gkd.report import page, render
 from pytest_gkd.report.compare import Report
@@ -122,6 +125,25 @@ def test_every_message_of_the_stages_is_known_again(chinese: None) -> None:
             "x.parquet：没有 prompt 列；应有 prompt, messages, text 之一（默认值），"
             "实际有 answer",
         ),
+        # What stands before the text, and is none of its values.
+        (
+            "line 1: 2 processes are started on a machine, and CUDA_VISIBLE_DEVICES "
+            "shows them 1 GPU(s): the last ones find no device",
+            "第 1 行：一台机器上启动 2 个进程，而 CUDA_VISIBLE_DEVICES 只给它们 1 块 "
+            "GPU：最后几个进程找不到设备",
+        ),
+        (
+            "step and dir are mutually exclusive (in resume): prime-rl 0.8.0 refuses "
+            "it (validate_step_xor_dir)",
+            "step 和 dir 互斥（在 resume 中）：prime-rl 0.8.0 会拒绝"
+            "（validate_step_xor_dir）",
+        ),
+        # A user's own words in a text that says where they are, and an amount.
+        (
+            '8 if [ "$A" = gpu ] || [ "$B" = small ] (line 3)',
+            '8 若 [ "$A" = gpu ] || [ "$B" = small ]（第 3 行）',
+        ),
+        ("logits and loss 57.8 GiB", "logits 与 loss 57.8 GiB"),
         # Words that are in no template, around words that are.
         ("line 3: my own text about a file that is empty", None),
         ("as verl requires without any of my options", None),
@@ -161,6 +183,32 @@ def test_what_a_stage_says_is_shown_in_chinese(chinese: None) -> None:
     assert "比较词表" in render.live_line([running], 3.0, 200)
     html = page.html(Report("x", {"stages": [failed.to_json()]}), Path())
     assert "没有行，只有空行" in html
+
+
+def test_a_memory_plan_is_told_in_chinese_and_answered_in_english(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape(tmp_path / "s", HALF_B)
+    shape(tmp_path / "t", QWEN_7B)
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "accelerate launch --num_processes 4 --multi_gpu examples/scripts/gkd.py "
+        f"--dataset_name d --max_length 1000 --model_name_or_path {tmp_path}/s "
+        f"--teacher_model_name_or_path {tmp_path}/t --per_device_train_batch_size 2\n"
+    )
+    asked = ("--framework=trl==1.16.0", "--machine=memory=30GiB")
+    told = {}
+    for form in ("text", "json"):
+        main(["--lang=zh", "check", str(script), *asked, f"--format={form}"])
+        told[form] = capsys.readouterr().out
+    shown = told["text"]
+    assert "一块 GPU 的显存（预估）：\n  trainer          " in shown
+    assert "\n  trainer          前向与反向            61.4 GiB，共" in shown
+    assert "GiB，共 30.0 GiB：放不下\n" in shown
+    assert "  teacher 的权重 float32 28.4 GiB，logits 与 loss " in shown
+    assert "错误：第 1 行：trainer 在前向与反向阶段放不下：需要 " in shown
+    assert "最大的几项：teacher 的权重 float32 28.4 GiB，logits 与 loss " in shown
+    assert not CHINESE_TEXT.search(told["json"])
 
 
 STAGE = """

@@ -469,6 +469,7 @@ def _uncertain(said: Iterable[Override]) -> Iterator[Finding]:
 
 # Shown translated; a note's level is a label of every report.
 _LEVELS = (marked("error"), marked("warning"))
+_ORIGINS = (marked("default"), marked("undetermined"), marked("always"))
 
 
 def text(checked: Checked) -> str:
@@ -489,7 +490,7 @@ def text(checked: Checked) -> str:
             continue
         said = "?" if value.source == "undetermined" else one(_shown(value.value))
         place = _place(checked, value.file, value.line)
-        origin = one(tr_filled(place or value.expression or value.source))
+        origin = one(_origin(place or value.expression or value.source))
         told.append(f"  {name:{width}}  {said:32}  {origin}")
         others = map(tr_filled, value.alternatives)
         told += [f"  {'':{width}}    {one(other)}" for other in others]
@@ -502,6 +503,10 @@ def text(checked: Checked) -> str:
     errors = sum(finding.level == "error" for finding in checked.findings)
     told.append(tr_filled(f"{errors} error(s)" if errors else "no error found"))
     return "\n".join(told)
+
+
+def _origin(text: str) -> str:
+    return tr(text) if text in _ORIGINS else tr_filled(text)
 
 
 def _place(checked: Checked, file: str, line: int) -> str:

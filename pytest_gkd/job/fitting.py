@@ -467,9 +467,10 @@ def lines(rows: list[Row], reason: str) -> list[str]:
     for row in shown:
         of = ""
         if row.available and row.verdict:
-            of = f" of {_gib(row.available)}: {tr(row.verdict)}"
+            of = tr(" of {room}: {verdict}")
+            of = of.format(room=_gib(row.available), verdict=tr(row.verdict))
         role, phase = padded(tr_filled(row.role), 15), padded(tr_filled(row.phase), 20)
-        told.append(f"  {role}  {phase}  {_gib(row.total)}{tr_filled(of)}")
+        told.append(f"  {role}  {phase}  {_gib(row.total)}{of}")
         parts = sorted(row.bytes.items(), key=lambda part: -part[1])
         listed = (f"{tr_filled(name)} {_gib(size)}" for name, size in parts[:4])
         told.append(f"  {'':15}    {tr(', ').join(listed)}")

@@ -95,7 +95,9 @@ class Condition(NamedTuple):
     needs: frozenset[str]
 
     def __str__(self) -> str:
-        return f"{'if' if self.holds else 'unless'} {self.text} (line {self.line})"
+        if self.holds:
+            return f"if {self.text} (line {self.line})"
+        return f"unless {self.text} (line {self.line})"
 
 
 class Command(NamedTuple):
