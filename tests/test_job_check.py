@@ -277,6 +277,18 @@ def test_a_key_that_may_be_read_is_no_fault(argument: str, script: Path) -> None
     assert not errors(checked(script, SCRIPT, *argument.split()))
 
 
+@pytest.mark.parametrize("sign", ["", "+"])
+def test_a_key_of_another_release_says_which(script: Path, sign: str) -> None:
+    script.write_text(f"{START} {sign}actor_rollout_ref.rollout.skip.enable=True\n")
+    told = errors if not sign else (lambda one: one.findings)
+    (gone,) = told(check.check(script, framework="verl==0.9.1"))
+    assert gone.message.endswith("; verl 0.8.0 had it")
+    assert not check.check(script, framework="verl==0.8.0").findings or sign
+    script.write_text(f"{START} skip.rollout.enable=True\n")
+    (new,) = errors(check.check(script, framework="verl==0.8.0"))
+    assert new.message.endswith("; verl 0.9.0 has it")
+
+
 def test_a_file_for_a_section_may_be_in_a_verl_of_their_own(script: Path) -> None:
     words = "actor@actor_rollout_ref.actor=mine actor_rollout_ref.actor.engine.tp=2"
     (finding,) = errors(checked(script, SCRIPT, *words.split()))

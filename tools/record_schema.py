@@ -45,6 +45,8 @@ def main() -> None:
     asked = parser.parse_args()
     schema = read(asked.name, asked.folders, asked.examples)
     before = dict(one.split("=", 1) for one in asked.before)
+    if before and asked.name not in {"trl", "transformers", "accelerate", "ms-swift"}:
+        parser.error(f"--before: gkd check compares {asked.name}'s releases itself")
     if before:
         older = [
             (r, read(asked.name, [before[r]])) for r in sorted(before, key=Version)

@@ -8,7 +8,9 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any
 
-from pytest_gkd.job import hydra_options
+from packaging.version import Version
+
+from pytest_gkd.job import hydra_options, releases
 from pytest_gkd.job.findings import Finding, note
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, derived, names
 from pytest_gkd.job.frameworks.verl import choices as verl_choices
@@ -345,13 +347,15 @@ def _unknown(
             )
         elif sign and sign != "~":
             looked += 1
+            other = "" if is_sft else _of_another_release(key, release)
             close = _close(alike, tuple(defaults)) if looked <= MOST_NEAR else []
-            if not close:
+            if not (close or other):
                 continue
             level = "warning"
+            meant = other or f". Did you mean {close[0]}?"
             message = (
                 f"verl {release} has no key {key}; it is added, and nothing in "
-                f"verl reads it. Did you mean {close[0]}?"
+                f"verl reads it{meant}"
             )
         elif not is_sft and (file := _not_generated(key, release)):
             message = (
@@ -400,6 +404,20 @@ def _not_generated(key: str, release: Release) -> str:
     return ""
 
 
+def _of_another_release(key: str, release: Release) -> str:
+    """The nearest recorded release that has a key that this one has not, if any."""
+    if any(_has(release, engine, key) for engine in ENGINES):
+        return ""
+    recorded, own = releases.recorded("verl"), Version(release.rules)
+    older = [one for one in reversed(recorded) if Version(one) < own]
+    newer = [one for one in recorded if Version(one) > own]
+    for number in (*older, *newer):
+        other = releases.release("verl", number)
+        if any(_has(other, engine, key) for engine in ENGINES):
+            return f"; verl {number} {'had' if number in older else 'has'} it"
+    return ""
+
+
 def _hint(key: str, defaults: Mapping[str, Any], release: Release) -> str:
     """What may have been meant: a key of another engine, or a similar one."""
     if key.endswith(".model_engine"):
@@ -407,4 +425,5 @@ def _hint(key: str, defaults: Mapping[str, Any], release: Release) -> str:
     for engine in ENGINES:
         if _has(release, engine, key):
             return f": it is one of model_engine={engine}, and this job's is another"
-    return _near(key, tuple(defaults))
+    other = _of_another_release(key, release)
+    return other or _near(key, tuple(defaults))
