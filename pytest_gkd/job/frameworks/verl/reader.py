@@ -352,11 +352,11 @@ def _unknown(
             if not (close or other):
                 continue
             level = "warning"
-            meant = other or f". Did you mean {close[0]}?"
             message = (
                 f"verl {release} has no key {key}; it is added, and nothing in "
-                f"verl reads it{meant}"
+                "verl reads it"
             )
+            message += other or f". Did you mean {close[0]}?"
         elif not is_sft and (file := _not_generated(key, release)):
             message = (
                 f"{key} is in {file}, and not in the tree that is generated from it "
@@ -414,7 +414,8 @@ def _of_another_release(key: str, release: Release) -> str:
     for number in (*older, *newer):
         other = releases.release("verl", number)
         if any(_has(other, engine, key) for engine in ENGINES):
-            return f"; verl {number} {'had' if number in older else 'has'} it"
+            had = f"; verl {number} had it"
+            return had if number in older else f"; verl {number} has it"
     return ""
 
 
