@@ -227,7 +227,7 @@ def test_roles_that_share_gpus_are_counted_once(
         ),
         (f"{HYBRID} {MODEL}", "error", "it can have no others"),
         (GAE, "warning", "it waits"),
-        ("--data.prompt_dataset /not/here", "warning", "not on this machine"),
+        ("--reward.remote_url /not/here", "warning", "not on this machine"),
     ],
 )
 def test_what_is_wrong_is_told(more: str, level: str, said: str, script: Path) -> None:

@@ -462,3 +462,11 @@ def test_prompts_that_are_too_long_are_dropped_where_a_length_is_set(
     path.write_text(f"python3 train.py --rollout-batch-size 8 {option}\n")
     found = check(path, framework="slime==0.3.1").values["truncation"]
     assert (found.value, found.source) == (truncation, "user" if option else "default")
+
+
+def test_an_option_of_another_release_says_which(script: Path) -> None:
+    script.write_text(START.replace("train.py", "train.py --megatron-to-hf-mode raw"))
+    (gone,) = [f for f in check(script, (), "slime==0.3.1").findings if f.key]
+    assert "has no option --megatron-to-hf-mode; slime 0.3.0 had it." in gone.message
+    told = check(script, (), "slime==0.3.0").findings
+    assert not [f for f in told if f.key == "--megatron-to-hf-mode"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,6 +103,7 @@ def parsed(
     abbreviations: bool | Collection[str] = True,
     refuses: bool = True,
     positionals: bool = False,
+    elsewhere: Callable[[str], str] = lambda name: "",
 ) -> Arguments:
     """The settings that a parser with these ``options`` makes of the words.
 
@@ -110,7 +111,8 @@ def parsed(
     argparse's ``allow_abbrev``, or the options that may be abbreviated where several
     parsers read the words; ``refuses`` says whether an unknown option ends the program
     (parse_args) or is skipped (parse_known_args), ``positionals`` whether words without
-    an option belong to the program rather than to an unknown option.
+    an option belong to the program rather than to an unknown option. ``elsewhere`` says
+    which other release has an unknown option.
     """
     found = Arguments()
     waiting = list(words)
@@ -129,7 +131,9 @@ def parsed(
             looked += 1
             if not problem:
                 level = "error" if refuses else "warning"
+                other = elsewhere(name)
                 hint = near(name, options) if looked <= MOST_NEAR else "."
+                hint = f"{other}." if other else hint
                 more = "" if refuses else " It is ignored: nothing reads it."
                 problem = f"{whose} has no option {name}{hint}{more}"
             else:

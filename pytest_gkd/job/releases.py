@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -62,6 +63,22 @@ def release(framework: str, number: str) -> Release:
     """A recorded release, as its framework's recorder wrote it."""
     text = (SCHEMAS / f"{framework}-{number}.json").read_text("utf-8")
     return Release(framework, number, number, False, json.loads(text))
+
+
+def elsewhere(own: Release, has: Callable[[Release], bool]) -> str:
+    """The nearest other recorded release that has what this one lacks, for a message.
+
+    Empty if none has it. Older ones come first.
+    """
+    numbers, rules = recorded(own.framework), Version(own.rules)
+    older = [one for one in reversed(numbers) if Version(one) < rules]
+    newer = [one for one in numbers if Version(one) > rules]
+    name = own.framework
+    for number in (*older, *newer):
+        if has(release(name, number)):
+            had = f"; {name} {number} had it"
+            return had if number in older else f"; {name} {number} has it"
+    return ""
 
 
 def newest(framework: str) -> Release:

@@ -20,7 +20,7 @@ from pytest_gkd.job.overrides import Override
 
 PATHS = (
     *("pretrain", "critic_pretrain", "reward_pretrain", "teacher_model"),
-    *("remote_rm_url", "agent_func_path", "prompt_data", "dataset"),
+    *("remote_rm_url", "agent_func_path"),
 )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from pytest_gkd.job import arguments
+from pytest_gkd.job import arguments, releases
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks.reading import (
     UNKNOWN,
@@ -69,6 +69,9 @@ class Family:
             whose,
             abbreviations=served if is_slime else (),
             refuses=not is_slime,
+            elsewhere=lambda name: releases.elsewhere(
+                release, lambda one: name in one.schema["options"]
+            ),
         )
         known = Known(release, launch, found.said)
         findings = found.findings

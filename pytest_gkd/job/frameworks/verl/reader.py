@@ -8,8 +8,6 @@ from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import Any
 
-from packaging.version import Version
-
 from pytest_gkd.job import hydra_options, releases
 from pytest_gkd.job.findings import Finding, note
 from pytest_gkd.job.frameworks.reading import UNKNOWN, Pool, Reading, derived, names
@@ -347,7 +345,7 @@ def _unknown(
             )
         elif sign and sign != "~":
             looked += 1
-            other = "" if is_sft else _of_another_release(key, release)
+            other = "" if is_sft else _elsewhere(key, release)
             close = _close(alike, tuple(defaults)) if looked <= MOST_NEAR else []
             if not (close or other):
                 continue
@@ -404,19 +402,13 @@ def _not_generated(key: str, release: Release) -> str:
     return ""
 
 
-def _of_another_release(key: str, release: Release) -> str:
+def _elsewhere(key: str, release: Release) -> str:
     """The nearest recorded release that has a key that this one has not, if any."""
-    if any(_has(release, engine, key) for engine in ENGINES):
-        return ""
-    recorded, own = releases.recorded("verl"), Version(release.rules)
-    older = [one for one in reversed(recorded) if Version(one) < own]
-    newer = [one for one in recorded if Version(one) > own]
-    for number in (*older, *newer):
-        other = releases.release("verl", number)
-        if any(_has(other, engine, key) for engine in ENGINES):
-            had = f"; verl {number} had it"
-            return had if number in older else f"; verl {number} has it"
-    return ""
+
+    def has(one: Release) -> bool:
+        return any(_has(one, engine, key) for engine in ENGINES)
+
+    return "" if has(release) else releases.elsewhere(release, has)
 
 
 def _hint(key: str, defaults: Mapping[str, Any], release: Release) -> str:
@@ -426,5 +418,5 @@ def _hint(key: str, defaults: Mapping[str, Any], release: Release) -> str:
     for engine in ENGINES:
         if _has(release, engine, key):
             return f": it is one of model_engine={engine}, and this job's is another"
-    other = _of_another_release(key, release)
+    other = _elsewhere(key, release)
     return other or _near(key, tuple(defaults))
