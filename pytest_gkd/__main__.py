@@ -12,7 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
-from pytest_gkd import __version__, fault_specs, help_pages, language, sanitize
+from pytest_gkd import (
+    __version__,
+    fault_specs,
+    help_pages,
+    language,
+    sanitize,
+    usage_errors,
+)
 from pytest_gkd.diagnosis import catalogue as rules
 from pytest_gkd.diagnosis import log_file, logs, own_rules, proofreading
 from pytest_gkd.diagnosis.silence import NowError
@@ -88,7 +95,7 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(formatter_class=help_pages.Formatter, **given)
 
     def error(self, message: str) -> NoReturn:
-        super().error(sanitize.text(message))
+        super().error(sanitize.text(usage_errors.refusal(message)))
 
 
 def argument_parser() -> _Parser:
@@ -508,7 +515,7 @@ def _catalogue(asked: argparse.Namespace) -> rules.Catalogue:
 def _diagnose(asked: argparse.Namespace) -> int:
     catalogue = _catalogue(asked)
     if "-" in asked.logs and sys.stdin is None:
-        raise log_file.LogError("standard input: is closed; name a file")
+        raise log_file.LogError(language.tr("standard input: is closed; name a file"))
     sources: list[Path | IO[bytes]] = [
         # Unbuffered: a thread may still be waiting on it when this process ends.
         Path(name) if name != "-" else os.fdopen(0, "rb", 0, closefd=False)
@@ -518,9 +525,11 @@ def _diagnose(asked: argparse.Namespace) -> int:
         report = logs.examine(sources, catalogue, _progress(), asked.now)
     except KeyboardInterrupt:
         raise log_file.LogError(
-            "interrupted, without a verdict: a pipe is read until its writer ends; for "
-            "a log that is still being written, name the file, which is read as far as "
-            "it goes"
+            language.tr(
+                "interrupted, without a verdict: a pipe is read until its writer ends; "
+                "for a log that is still being written, name the file, which is read "
+                "as far as it goes"
+            )
         ) from None
     finally:
         _end_progress()
@@ -655,7 +664,8 @@ def _debug_config(asked: argparse.Namespace) -> int:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+        told = language.tr("{value} is not a whole number above 0")
+        raise argparse.ArgumentTypeError(told.format(value=repr(text)))
     return int(text)
 
 
@@ -782,15 +792,22 @@ def _bundle(asked: argparse.Namespace) -> int:
         _say_error(f"bundle: {error}")
         return UNUSABLE
     except KeyboardInterrupt:
-        _say_error("bundle: interrupted, nothing was written")
+        _say_error(language.tr("bundle: interrupted, nothing was written"))
         return INTERRUPTED
     _answer(asked, made.to_json(), made.summary)
     for one in made.missing:
         _say_error(f"missing: {one.what}: {one.why}")
+    told = language.tr(
+        "wrote {file} ({size} MB, {files} files, {places} places redacted); read "
+        "redacted.txt in it before you hand it on"
+    )
     _say_error(
-        f"wrote {made.output} ({made.size_bytes / 1e6:.2f} MB, {len(made.files)} "
-        f"files, {len(made.redacted)} places redacted); read redacted.txt in it before "
-        "you hand it on"
+        told.format(
+            file=made.output,
+            size=f"{made.size_bytes / 1e6:.2f}",
+            files=len(made.files),
+            places=len(made.redacted),
+        )
     )
     return 0 if made.is_whole else FOUND
 
@@ -845,7 +862,7 @@ def _say(text: str) -> None:
 
 def _say_error(text: str) -> None:
     for line in sanitize.text(text).splitlines():
-        sys.stderr.write(f"gkd: {line}\n")
+        sys.stderr.write(f"gkd: {language.tr_filled(line)}\n")
 
 
 if __name__ == "__main__":

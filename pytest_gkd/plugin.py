@@ -80,7 +80,9 @@ def pytest_cmdline_main(
 
         problem = option_origins.lost_ini(config)
         if problem:
-            raise pytest.UsageError(problem)
+            from pytest_gkd.run import session
+
+            raise session.refusal(config, problem)
     if _asked_for(config, config.option, _paths(config)):
         from pytest_gkd.run import session
 

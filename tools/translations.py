@@ -38,7 +38,10 @@ SHOWN = (
     *("processes/stacks", "processes/stall", "processes/tree"),
     *("run/findings", "run/guardian_watch", "run/job_settings", "run/outcome"),
     *("run/pytest_report", "run/recorder", "run/stage_reports", "run/user_settings"),
-    "run/worker",
+    *("run/worker", "run/option_origins", "run/report_directory", "run/selection"),
+    *("run/session", "run/surroundings", "options", "fault_specs", "stage_plan"),
+    *("diagnosis/log_file", "diagnosis/silence"),
+    "bundle/archive",
 )
 # Where users are told something with values in it, below the repository.
 MESSAGES = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 from collections.abc import Callable
@@ -44,10 +45,10 @@ def prepare(config: pytest.Config) -> Prepared | None:
     None if no stage is requested. Raises pytest.UsageError for every unusable value.
     """
     try:
+        _choose_language(config)
         selected = selection.select(config)
         if selected is None:
             return None
-        _choose_language(config)
         shows_only = _only_asks(config)
         read = Settings()
         if not shows_only:
@@ -67,7 +68,7 @@ def prepare(config: pytest.Config) -> Prepared | None:
         rules = _own_rules(config)
         report = _report_dir(config)
     except SettingsError as error:
-        raise pytest.UsageError(str(error)) from None
+        raise pytest.UsageError(language.tr_filled(str(error))) from None
     config.add_cleanup(report.close)
     workers, notes = _workers(config, selected)
     notes += surroundings.hear_of_children(config)
@@ -80,11 +81,12 @@ def prepare(config: pytest.Config) -> Prepared | None:
     try:
         run_dir = RunDir(report.path)
     except OSError as error:
-        raise pytest.UsageError(
+        problem = sanitize.line(error.strerror or str(error))
+        told = (
             "a run needs a directory for temporary files, and none is usable: "
-            f"{sanitize.line(error.strerror or str(error))}. Name one: "
-            "TMPDIR=DIR pytest ..."
-        ) from None
+            f"{problem}. Name one: TMPDIR=DIR pytest ..."
+        )
+        raise pytest.UsageError(language.tr_filled(told)) from None
     config.add_cleanup(run_dir.discard)  # even if pytest stops before the run begins
     made = not (read.student and read.teacher and read.train_files)
     notes += (
@@ -161,6 +163,13 @@ def one_process(config: pytest.Config, option: argparse.Namespace) -> str:
         if value:
             return f"one process ({name})"
     return "one process (-n0)" if option.numprocesses == 0 else ""
+
+
+def refusal(config: pytest.Config, problem: str) -> pytest.UsageError:
+    """What ends a run that was not prepared, in the user's language."""
+    with contextlib.suppress(SettingsError):
+        _choose_language(config)
+    return pytest.UsageError(language.tr_filled(problem))
 
 
 def _choose_language(config: pytest.Config) -> None:
@@ -255,6 +264,6 @@ def context(request: pytest.FixtureRequest) -> StageContext:
     try:
         read = user_settings.read(config)
     except SettingsError as error:
-        raise pytest.UsageError(str(error)) from None
+        raise pytest.UsageError(language.tr_filled(str(error))) from None
     base: Path = request.getfixturevalue("tmp_path_factory").mktemp("gkd")
     return StageContext(read, run_dir=base, report_dir=base / "report")

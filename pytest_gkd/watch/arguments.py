@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import help_pages, time_spans
+from pytest_gkd.language import tr
 from pytest_gkd.watch import exits
 
 DIRECTORY = ".gkd/watch"
@@ -162,25 +163,28 @@ def checked(given: argparse.Namespace, command: list[str] | None) -> Asked:
     asked = [command is not None, given.pid is not None or bool(given.log)]
     if not any(asked):
         raise WatchError(
-            "watch: nothing to watch; give a command (gkd watch -- python train.py), "
-            "a process (--pid 1234) or logs (--log train.log)"
+            tr(
+                "watch: nothing to watch; give a command (gkd watch -- python "
+                "train.py), a process (--pid 1234) or logs (--log train.log)"
+            )
         )
     if all(asked):
         raise WatchError(
-            "watch: a command and --pid or --log; give the one or the other"
+            tr("watch: a command and --pid or --log; give the one or the other")
         )
     if command is not None and not command:
-        raise WatchError("watch: no command after --")
+        raise WatchError(tr("watch: no command after --"))
     ends = {
         "--on-stuck=end": given.on_stuck == "end",
         "--until-step": given.until_step,
         "--within": given.within is not None,
     }
     if command is None and (flag := next((one for one in ends if ends[one]), "")):
-        raise WatchError(
-            f"watch: {flag}: only a command that gkd watch started is ever ended, not "
+        told = tr(
+            "watch: {option}: only a command that gkd watch started is ever ended, not "
             "what --pid or --log names; use --on-stuck=command:LINE"
         )
+        raise WatchError(told.format(option=flag))
     return Asked(
         tuple(command or ()),
         given.pid,
@@ -201,9 +205,7 @@ def seconds(text: str) -> float:
     """A time such as ``90``, ``90s``, ``5m`` or ``1h``, in seconds."""
     found = time_spans.seconds(text)
     if found is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is not a time above 0, such as 90, 5m or 1h"
-        )
+        raise _refused(tr("{value} is not a time above 0, such as 90, 5m or 1h"), text)
     return found
 
 
@@ -211,7 +213,7 @@ def _on_stuck(text: str) -> str:
     kind, _, line = text.partition(":")
     if text in ("report", "end") or (kind == "command" and line.strip()):
         return text
-    raise argparse.ArgumentTypeError(f"{text!r} is not report, end or command:LINE")
+    raise _refused(tr("{value} is not report, end or command:LINE"), text)
 
 
 def _notify(text: str) -> str:
@@ -219,8 +221,13 @@ def _notify(text: str) -> str:
     if (kind == "command" and line.strip()) or text.startswith("https://"):
         return text
     if text.startswith("http://"):
-        raise argparse.ArgumentTypeError(
-            f"{text!r}: only https, so that nobody reads what your job does; "
-            "for another way use command:LINE"
+        told = tr(
+            "{value}: only https, so that nobody reads what your job does; for another "
+            "way use command:LINE"
         )
-    raise argparse.ArgumentTypeError(f"{text!r} is not command:LINE or https://...")
+        raise _refused(told, text)
+    raise _refused(tr("{value} is not command:LINE or https://..."), text)
+
+
+def _refused(told: str, text: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(told.format(value=repr(text)))
