@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,6 +72,20 @@ def test_what_torch_allocates_is_seen_and_what_it_frees() -> None:
     assert after is not None
     assert with_it - before >= 8 * MB
     assert after - before < memory_use.GROWTH_BYTES
+
+
+def test_memory_that_is_freed_meanwhile_hides_no_allocation() -> None:
+    code = """
+import torch
+from pytest_gkd.workload.gkd import memory_use
+held, empty = [bytearray(8 << 20)], torch.empty
+def free_once(*args, **named):
+    held.clear()
+    return empty(*args, **named)
+torch.empty = free_once
+assert memory_use.allocated_bytes("cpu") is not None
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
 
 
 def test_real_steps_are_level_until_one_keeps_its_loss(
