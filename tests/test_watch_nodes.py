@@ -31,7 +31,9 @@ pytestmark = [
 JOB = """
 import fcntl, mmap, os, subprocess, sys, threading, time
 import ray
-ray.init(address="10.87.0.1:6379", log_to_driver=False)
+by_client = "client" in sys.argv
+address = "ray://10.87.0.1:10001" if by_client else "10.87.0.1:6379"
+ray.init(address=address, log_to_driver=False)
 mode, more = sys.argv[1], sys.argv[-1]
 
 @ray.remote(num_cpus=0, resources={"far": 1}, max_restarts=-1, max_task_retries=-1)
@@ -357,6 +359,31 @@ def test_flight_records_of_ranks_on_both_nodes(
         assert told["confidence"] == "certain"
     finally:
         job.end()
+
+
+def test_a_client_of_ray_is_the_driver_of_its_job(
+    cluster: tuple[Machine, Machine], tmp_path: Path
+) -> None:
+    """Whatever its actors do is seen, though the client itself is in no session."""
+    pytest.importorskip("grpc")
+    works = Watched(cluster[0], tmp_path / "works", "works", "client", "12")
+    try:
+        wait_for(lambda: works.process.poll() is not None, "it does not end")
+        assert "training finished" in works.text
+        assert "stuck" not in works.text
+    finally:
+        works.end()
+    lock = str(tmp_path / "lock")
+    locks = Watched(cluster[0], tmp_path / "locks", "locks", "client", lock)
+    try:
+        pid = locks.wait_for(r"rollout is (\d+)")[1]
+        told = locks.wait_for_verdict("stuck", "wait_for_lock")
+        assert told["who"] == f"ray::Rollout.generate (pid {pid} on 10.87.0.2)"
+        (line,) = told["standstill"]["waits"]
+        assert line.startswith("Ray driver (pid ")
+        assert "waits in ray.get (" in line
+    finally:
+        locks.end()
 
 
 def test_a_node_that_does_not_answer_never_counts_as_still(

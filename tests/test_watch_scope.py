@@ -100,3 +100,30 @@ def test_a_jobs_logs_are_those_that_it_writes(tmp_path: Path) -> None:
     finally:
         job.kill()
         job.wait()
+
+
+@pytest.mark.parametrize(
+    ("job", "printed", "counts"),
+    [
+        ("02000000", "", True),
+        ("01000000", ":job_id:02000000\n", False),
+        ("ffffffff", "a hook's warning\n:job_id:02000000\n:actor_name:A\n", True),
+        ("ffffffff", ":job_id:01000000\n", False),
+        ("ffffffff", "", False),
+    ],
+)
+def test_a_worker_of_ray_is_of_the_job_that_it_was_given(
+    tmp_path: Path, job: str, printed: str, counts: bool
+) -> None:
+    """Ray starts workers before there is a job, and names their logs without one."""
+    log = tmp_path / f"worker-{'ab' * 28}-{job}-7.out"
+    log.write_text(printed)
+    title = f"exec -a ray::Rollout sleep 100 3>>{log}"
+    with subprocess.Popen(["bash", "-c", title]) as worker:
+        try:
+            until(
+                lambda: procfs.full_command(worker.pid).startswith("ray::"), "no title"
+            )
+            assert scope.works_for(worker.pid, {"02000000"}) is counts
+        finally:
+            worker.kill()

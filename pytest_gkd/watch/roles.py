@@ -24,7 +24,7 @@ _RAY_SYSTEM = re.compile(
     r"^ray::(?P<own>(?:Dashboard|RuntimeEnv)Agent)$|(?:^|/)(?P<gcs>gcs_server)\b"
     r"|(?:^|/)(?P<raylet>raylet)(?: |$)"
     r"|ray/(?:dashboard|_private|autoscaler/_private)/(?P<agent>\w+)(?:\.py|/\w+\.py)|^(?P<title>ray-dashboard\S*)"
-    r"|ray/core/src/ray/(?P<part>\w+/?\w*)"
+    r"|ray/core/src/ray/(?P<part>\w+/?\w*)|-m (?P<client>ray\.util\.client\.server)\b"
 )
 _SERVER = re.compile(
     r"\bvllm serve\b|-m vllm\.entrypoints\.\S*api_server|sglang\.launch_server"

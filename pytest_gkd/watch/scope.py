@@ -22,10 +22,16 @@ from pytest_gkd.watch import process_facts
 
 # How often the open files and connections of all processes are looked through.
 PEERS_EVERY_S = 30.0
+MOST_ROUNDS = 3
 # A cluster's processes name its session; workers and drivers write to its logs.
 _SESSION = re.compile(r"(/\S+?/session_[\w.-]+)/")
-_OF_JOB = re.compile(r"/python-core-(?:worker|driver)-([0-9a-f]{8})[0-9a-f]*_\d+\.log$")
+_DRIVER = re.compile(r"/python-core-driver-([0-9a-f]{8})[0-9a-f]*_\d+\.log$")
 _WORKER = re.compile(r"/worker-[0-9a-f]+-([0-9a-f]{8})-\d+\.(?:out|err)$")
+# Of a worker that was started before there was a job; what it prints first tells which
+# one it then got (ray/_private/ray_constants.py, LOG_PREFIX_JOB_ID).
+_NO_JOB = "ffffffff"
+_GIVEN = re.compile(rb"(?m)^:job_id:([0-9a-f]{8})$")
+_MOST_BEFORE = 1 << 14
 _GCS, _RAYLET = "gcs_server", "raylet"
 # Of a session's logs, what a program prints and what Ray itself complains of; the rest
 # are events and debug logs of its parts.
@@ -61,16 +67,22 @@ class Scope:
         """The job's processes now, by pid."""
         table = procfs.table()
         mine = self._owned(self.seeds(table), table)
-        if mine and (closely or now >= self._peers_at + PEERS_EVERY_S):
-            self._peers_at = now
-            self._look_around(mine, table)
-        live = [
-            pid
-            for pid, start in self._peers.items()
-            if pid in table and table[pid].start == start
-        ]
-        mine |= self._owned(live, table) if live else set()
-        return {pid: table[pid] for pid in mine}
+        asks = mine and (closely or now >= self._peers_at + PEERS_EVERY_S)
+        served = self._served_by(table)
+        # One leads to others: a client of Ray to its server, that to the actors.
+        for _ in range(MOST_ROUNDS if asks else 0):
+            self._peers_at, known = now, len(self._peers)
+            self._look_around(mine, served, table)
+            if len(self._peers) == known:
+                break
+            served = self._served_by(table)
+        return {pid: table[pid] for pid in mine | served}
+
+    def _served_by(self, table: dict[int, Stat]) -> set[int]:
+        """The peers that are known and alive, with what is theirs."""
+        known = self._peers.items()
+        live = [pid for pid, at in known if pid in table and table[pid].start == at]
+        return self._owned(live, table) if live else set()
 
     def _owned(self, seeds: Iterable[int], table: dict[int, Stat]) -> set[int]:
         """The seeds with what is theirs, but not this process and what it starts."""
@@ -80,7 +92,9 @@ class Scope:
         below = procfs.below(seeds, table)
         return found - (own if me in below else own - below)
 
-    def _look_around(self, mine: set[int], table: dict[int, Stat]) -> None:
+    def _look_around(
+        self, mine: set[int], served: set[int], table: dict[int, Stat]
+    ) -> None:
         ours: set[tuple[str, int]] = set()
         remote: set[str] = set()
         reaching: set[int] = set()  # who is connected to other machines
@@ -95,12 +109,12 @@ class Scope:
                 ours.add((host, port))
             elif one.pid in mine:
                 remote.add(f"{host}:{port}")
-        for pid in mine:
+        for pid in mine | served:
             for path in open_files(pid):
                 if session := _SESSION.match(path):
                     self.sessions.add(session[1])
-                if job := _OF_JOB.search(path) or _WORKER.search(path):
-                    self.jobs.add(job[1])
+                if job := _driven(path) or _worked_for(path):
+                    self.jobs.add(job)
         self.remote = tuple(sorted(remote))
         if self.sessions and not self.raylet:
             self.raylet = self._find_raylet(reaching, table)
@@ -112,7 +126,7 @@ class Scope:
             if one.status == psutil.CONN_LISTEN and int(one.laddr[1]) in ports
         }
         if serving or self.sessions:
-            for pid in table.keys() - mine:
+            for pid in table.keys() - mine - served:
                 if self._is_peer(pid, serving):
                     self._peers.setdefault(pid, table[pid].start)
 
@@ -146,16 +160,33 @@ def works_for(pid: int, jobs: Collection[str]) -> bool:
     """Whether a process is a worker of one of these jobs in Ray."""
     if not procfs.full_command(pid).startswith("ray::"):
         return False
-    found = (_WORKER.search(path) for path in open_files(pid))
-    return any(one and one[1] in jobs for one in found)
+    return any(_worked_for(path) in jobs for path in open_files(pid))
 
 
 def drives(pid: int, jobs: Collection[str]) -> bool:
     """Whether a process is the driver of one of these jobs in Ray."""
     if "python" not in procfs.full_command(pid):
         return False
-    found = (_OF_JOB.search(path) for path in open_files(pid))
-    return any(one and "-driver-" in one[0] and one[1] in jobs for one in found)
+    return any(_driven(path) in jobs for path in open_files(pid))
+
+
+def _driven(path: str) -> str:
+    """Ray's id of the job whose driver writes this log; empty for another file."""
+    found = _DRIVER.search(path)
+    return found[1] if found else ""
+
+
+def _worked_for(path: str) -> str:
+    """Ray's id of the job whose worker writes this log; empty for another file."""
+    found = _WORKER.search(path)
+    if found is None or found[1] != _NO_JOB:
+        return found[1] if found else ""
+    try:
+        with Path(path).open("rb") as file:
+            given = _GIVEN.search(file.read(_MOST_BEFORE))
+    except OSError:
+        return ""
+    return given[1].decode() if given else ""
 
 
 def _connections() -> list[Any]:

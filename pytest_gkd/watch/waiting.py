@@ -28,8 +28,8 @@ _TABLE = (
      rf"|shm_object_storage)\.py:(?:\w+\.)?(?:{COLLECTIVES})", "vLLM's {}"),
     ("store", r"torch/distributed/(?:elastic/.*rendezvous/.*|elastic/utils/store\.py)"
      r":.*(?:next_rendezvous|barrier|synchronize|get_all).*", "the rendezvous"),
-    ("ray", r"ray/_private/worker\.py:(?:get|wait|Worker\.get_objects|get_objects)",
-     "ray.get"),
+    ("ray", r"ray/(?:_private/worker\.py:(?:get|wait|Worker\.get_objects|get_objects)"
+     r"|util/client/api\.py:_ClientAPI\.(?:get|wait))", "ray.get"),
     ("ray", r"ray/util/placement_group\.py:(?:\w+\.)?wait", "a placement group"),
     ("idle", r"ray/_private/(?:worker\.py:(?:Worker\.)?main_loop"
      r"|workers/default_worker\.py:<module>)", "a task"),
