@@ -29,11 +29,11 @@ _LEFT = """\
 
 - Kernels of NCCL that spin: GPUs at 100 % with a rank elsewhere. Here gloo's ranks wait
   in a system call (a stand-in for NVML that says 100 % is in the tests).
-- GPU memory and use as signs of work; a GPU that fell off the bus, or throttles.
-- The flight recorder and `ncclras` of real NCCL jobs: gloo writes no records.
+- A GPU that fell off the bus, or throttles. (One GPU at work and stuck: see watch.md.)
+- The flight recorder and `ncclras` of real NCCL jobs; gloo's recorder is read in tests.
 - vLLM's capture of CUDA graphs, whose silence is long and sound.
 - Weight transfer by CUDA IPC or NCCL from a trainer to an engine.
-- Several nodes.
+- Several machines: the nodes of Ray in the tests are namespaces of one.
 """
 
 
