@@ -131,6 +131,15 @@ def test_a_variable_that_is_set_counts(script: Path) -> None:
     assert (told["student"], told["tensor_parallel_size"]) == ("q4B", 1)
 
 
+def test_a_variable_that_a_program_decides_may_be_given(script: Path) -> None:
+    text = f"N=$(nproc)\n{START} trainer.n_gpus_per_node=$N\n"
+    found = checked(script, text).values["gpus_per_node"]
+    assert found.source == "undetermined"
+    assert found.alternatives == ["depends on $(nproc)", "give it with --set N=VALUE"]
+    assert values(checked(script, text, N="6"))["gpus_per_node"] == 6
+    assert values(checked(script, f"N=3\n{text[10:]}", N="6"))["gpus_per_node"] == 3
+
+
 def test_a_sum_with_brackets_in_a_default_is_computed(script: Path) -> None:
     text = f"a=1; b=2\nT=${{T:-$(((a + b) * 2))}}\n{START} data.max_prompt_length=$T\n"
     found = checked(script, text)

@@ -242,7 +242,7 @@ def test_what_hangs_on_the_unknown_is_followed_both_ways(
     world = shell.read(script, {}).worlds[0]
     (condition,) = world.conditions
     assert str(condition) == 'if [ "$N" -gt 8 ] (line 2)'
-    assert condition.needs == {"$(nproc)"}
+    assert condition.needs == {"$(nproc)", "N"}
 
 
 def test_a_way_that_ends_in_exit_is_not_the_runs(script: Path) -> None:

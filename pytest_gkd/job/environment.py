@@ -14,7 +14,7 @@ from pytest_gkd.job import releases
 from pytest_gkd.job.findings import Finding
 from pytest_gkd.job.frameworks.reading import Reading
 from pytest_gkd.job.launch import Launch
-from pytest_gkd.job.shell_values import Text, Word
+from pytest_gkd.job.shell_values import GIVEN, Text, Word
 from pytest_gkd.job.sources import files
 from pytest_gkd.near_names import SLIP, near_names
 from pytest_gkd.variable_table import (
@@ -130,7 +130,7 @@ def given(launch: Launch) -> dict[tuple[str, str], Word]:
     found: dict[tuple[str, str], Word] = {}
     for command in (launch.command, *launch.beside):
         for name, word in command.environment.items():
-            if word.file != "--set":
+            if word.file != GIVEN:
                 found.setdefault((name, word.text.shape), word)
     return found
 

@@ -29,7 +29,7 @@ from pytest_gkd.job.frameworks.reading import Reading
 from pytest_gkd.job.launch import Launch
 from pytest_gkd.job.overrides import literal
 from pytest_gkd.job.releases import Release
-from pytest_gkd.job.shell_values import Command, Text, Word
+from pytest_gkd.job.shell_values import GIVEN, Command, Text, Word
 
 LOST = "env.variable-not-propagated"
 TOO_FEW = "ray.no-resources"
@@ -224,7 +224,7 @@ def _left(
     prefixed = {word.text.shape.partition("=")[0] for word in launch.before}
     found: dict[str, Word] = {}
     for name, word in launch.command.environment.items():
-        if word.file == "--set" or name in given or name in prefixed:
+        if word.file == GIVEN or name in given or name in prefixed:
             continue
         if any(_same(start, name, word) for start in starts) or is_own(name, text):
             continue
@@ -303,7 +303,7 @@ def _devices(
 def visible(command: Command) -> tuple[int | None, Word | None]:
     """How many GPUs CUDA_VISIBLE_DEVICES shows to a command, None if not certain."""
     word = command.environment.get(DEVICES)
-    if word is None or word.text.value is None or word.file == "--set":
+    if word is None or word.text.value is None or word.file == GIVEN:
         return None, word
     names = [one.strip() for one in word.text.value.split(",")]
     return len([one for one in names if one]), word

@@ -19,6 +19,7 @@ from tree_sitter import Node, Parser
 from pytest_gkd.job import script_file, shell_within
 from pytest_gkd.job.shell_values import (
     EMPTY,
+    GIVEN,
     HOLE,
     NOBODY,
     Command,
@@ -123,7 +124,7 @@ def read(
     reader = _Reader(path)
     words = tuple(Word(Text(a), "the command line", 0, a) for a in arguments)
     first = World(
-        variables={n: (Word(Text(v), "--set", 0, v),) for n, v in given.items()},
+        variables={n: (Word(Text(v), GIVEN, 0, v),) for n, v in given.items()},
         exported=frozenset(given),
         arguments=words,
     )
@@ -269,6 +270,11 @@ class _Reader(Words):
             text = EMPTY if value is None else self._text(value, world)
             if adds:
                 text = self._variable(name, world) + text
+            if any(not one.isidentifier() for one in text.needs):
+                # A program's output, say: the user may give the variable itself.
+                if old and old[0].file == GIVEN:
+                    return world
+                text = Text(text.shape, text.needs | {name})
             word = self._word(text, node if value is None else value)
             is_array = name in world.arrays  # this sets its first element
             rest = old[1:] if is_array else ()

@@ -18,6 +18,10 @@ MOST_WORDS = 3_000
 NOBODY: frozenset[str] = frozenset()
 
 
+# The "file" of the variables that the user gives.
+GIVEN = "--set"
+
+
 @dataclass(frozen=True)
 class Text:
     """A string, in whose ``shape`` a ``HOLE`` stands for each undetermined part.
