@@ -68,7 +68,8 @@ class Signature:
     ``file.py:function``. ``named`` is a pattern that a process, function or file on the
     way must match (``RewardWorker``, ``llm_judge``, ``teacher.py``), ``code`` one for
     the innermost line of the program that the traceback shows. ``in_library`` leaves
-    out exceptions that a program's own code raised. ``beside`` requires
+    out exceptions that a program's own code raised, ``library_message`` those alone
+    that it raised by a ``raise`` or ``assert``. ``beside`` requires
     another line of the same process with one of its texts, in the same exceptions or
     ``within`` this many lines. ``phases``
     limits it to exceptions raised in these phases, by their frames (``unknown`` if
@@ -101,6 +102,7 @@ class Signature:
     named: str = ""
     code: str = ""
     in_library: bool = False
+    library_message: bool = False
     beside: tuple[str, ...] = ()
     within: int = 0
     phases: tuple[str, ...] = ()
@@ -115,7 +117,8 @@ class Signature:
     @property
     def in_parts(self) -> bool:
         """Whether the line alone is not enough for a match."""
-        return self.of_exception or self.in_library or bool(self.beside or self.phases)
+        of_place = self.in_library or self.library_message
+        return self.of_exception or of_place or bool(self.beside or self.phases)
 
     @property
     def anchors(self) -> tuple[str, ...]:

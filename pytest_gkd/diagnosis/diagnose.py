@@ -160,7 +160,8 @@ def _stage_hits(evidence: StageEvidence, catalogue: Catalogue) -> Iterator[Hit]:
         scanner.feed(data)
         scanner.finish()
         of = "stacks" if "stack" in source.name else ""
-        for hit in parts.hold(scanner.hits, _exceptions(scanner.hits, data)):
+        chains = exceptions.read(data) if scanner.hits else []
+        for hit in parts.hold(scanner.hits, chains):
             if hit.signature.source == of and _holds(hit.signature, evidence):
                 yield hit
     for rule in catalogue.values():
@@ -175,10 +176,6 @@ def _stage_hits(evidence: StageEvidence, catalogue: Catalogue) -> Iterator[Hit]:
                     text=_what_happened(evidence),
                     source_index=len(texts),
                 )
-
-
-def _exceptions(hits: Iterable[Hit], data: bytes) -> list[exceptions.Chain]:
-    return exceptions.read(data) if parts.asked(hits) else []
 
 
 def _holds(signature: Signature, evidence: StageEvidence) -> bool:

@@ -40,13 +40,15 @@ _LOG_PROBS = re.compile(r"log_?probs?", re.IGNORECASE)
 _LIBRARY = re.compile(
     r"/(?:(?:site|dist)-packages|transformers_modules|pytest_gkd|verl|trl|swift|slime"
     r"|nemo_rl|openrlhf|lightrft|skyrl\w*|areal|roll|llamafactory|megatron|deepspeed"
-    r"|vllm|sglang|transformers|accelerate|peft|datasets)/"
+    r"|vllm|sglang|transformers|accelerate|peft|datasets|axolotl|torchtune|torchtitan"
+    r"|open_instruct|prime_rl|trlx|rlinf|rllm)/|\.(?:pyx|pxi)$"
 )
 # What only calls the code of others, such as a module's ``forward``.
 _CALLER = re.compile(
     r"^<|/lib/python[\d.]+/(?!(?:site|dist)-packages/)|/ray/_private/"
     r"|/torch/(?:nn/modules/(?:module|container)|utils/\w+|autograd/\w+)\.py$"
 )
+_RAISES = re.compile(r"\s*(?:raise|assert)\b")
 _IMPORTING = re.compile(
     r"^(?:<module>|__getattr__|_get_module|import_module|_gcd_import|_find_and_load\w*"
     r"|_call_with_frames_removed|_load_unlocked|exec_module)$"
@@ -110,6 +112,14 @@ def in_library(raised: Raised) -> bool:
     """Whether a library's code raised it, as far as its frames tell."""
     files = [frame.file for frame in raised.frames if not _CALLER.search(frame.file)]
     return not files or _LIBRARY.search(files[-1]) is not None
+
+
+def own_words(raised: Raised) -> bool:
+    """Whether the program's own code raised it by ``raise`` or ``assert``."""
+    return not in_library(raised) and any(
+        _RAISES.match(frame.code) and not _CALLER.search(frame.file)
+        for frame in raised.frames[-1:]
+    )
 
 
 def _imports(raised: Raised) -> bool:

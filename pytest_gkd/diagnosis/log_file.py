@@ -198,9 +198,7 @@ def read(
         raise LogError(f"{name}: is empty")
     scanner.finish(log.tail)
     metrics.close()
-    hits = scanner.hits
-    if parts.asked(hits):
-        hits = parts.hold(hits, log.chains)
+    hits = parts.hold(scanner.hits, log.chains) if scanner.hits else []
     log.lines, log.tail_at = scanner.lines, done - len(log.tail)
     log.hits = [_placed(hit, log) for hit in hits] if earlier else hits
     log.head, log.tail = blanked(log.head), blanked(log.tail)

@@ -8,19 +8,19 @@ from pathlib import PurePosixPath
 
 from pytest_gkd.diagnosis.catalogue import Signature
 from pytest_gkd.diagnosis.exceptions import Chain, Places, Raised
-from pytest_gkd.diagnosis.frames import in_library, is_at, is_general, phase_of
+from pytest_gkd.diagnosis.frames import (
+    in_library,
+    is_at,
+    is_general,
+    own_words,
+    phase_of,
+)
 from pytest_gkd.diagnosis.patterns import pattern_of
 from pytest_gkd.diagnosis.scan import Hit
 from pytest_gkd.diagnosis.stack_dump import Frame
 
-
-def asked(hits: Iterable[Hit]) -> bool:
-    """Whether these hits must be checked beyond their own lines."""
-    hits = list(hits)
-    several = len({hit.cause for hit in hits if hit.tier}) > 1
-    return several or any(
-        hit.signature.in_parts or hit.tier in {"fallback", ""} for hit in hits
-    )
+# How sure a text alone is where the program's own code wrote it.
+_LESS = {"certain": "likely", "likely": "guess", "guess": "guess"}
 
 
 def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
@@ -67,6 +67,12 @@ def _held(hit: Hit, chain: Chain, one: Raised | None, beside: list[Hit]) -> Hit 
         hit = replace(hit, facts=_facts(one) | dict(hit.facts))
     if asks.in_library and one is not None and not in_library(one):
         return None
+    if one is not None and hit.order >= one.at and own_words(one):
+        if asks.library_message:
+            return None
+        if not asks.in_parts:
+            less = replace(asks, confidence=_LESS[asks.confidence])
+            hit = replace(hit, signature=less)
     if asks.phases and (phase_of(chain) or "unknown") not in asks.phases:
         return None
     near = [other for other in beside if other.signature.text == asks.beside]
