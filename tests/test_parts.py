@@ -155,6 +155,47 @@ def test_a_rule_may_ask_for_an_exception_of_a_library(text: str, found: bool) ->
     assert hits(text, text=["no room"])
 
 
+OWN = """\
+Traceback (most recent call last):
+  File "/job/rewards.py", line 9, in score
+    CODE
+ValueError: no room
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "own"),
+    [
+        ('raise ValueError("no room")', True),
+        ('assert rooms, "no room"', True),
+        ("raised = take(rooms)", False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("confidence", "less"), [("certain", "likely"), ("likely", "guess")]
+)
+def test_a_text_that_own_code_raised_is_less_sure(
+    code: str, own: bool, confidence: str, less: str
+) -> None:
+    asks = {"text": ["no room"], "confidence": confidence}
+    log = OWN.replace("CODE", code)
+    (hit,) = hits(log, **asks)
+    assert hit.signature.confidence == (less if own else confidence)
+    (hit,) = hits(log, **asks, raised=["ValueError"])
+    assert hit.signature.confidence == confidence
+    assert bool(hits(log, **asks, library_message=True)) is not own
+
+
+@pytest.mark.parametrize(
+    "file", ["/opt/site-packages/x/y.py", "python/ray/_raylet.pyx", "/opt/trl/z.py"]
+)
+def test_a_text_that_a_library_raised_is_as_sure_as_its_rule_says(file: str) -> None:
+    inner = f'  File "{file}", line 3, in take\n    raise ValueError("no room")\n'
+    log = OWN.replace("    CODE\n", f"    take()\n{inner}")
+    (hit,) = hits(log, text=["no room"], library_message=True)
+    assert hit.signature.confidence == "certain"
+
+
 def test_a_line_that_only_stands_beside_is_no_hit_even_alone() -> None:
     assert hits("HTTP 503\n", text=["giving up"], beside=["HTTP 503"]) == []
 
