@@ -48,6 +48,10 @@ _CALLER = re.compile(
     r"^<|/lib/python[\d.]+/(?!(?:site|dist)-packages/)|/ray/_private/"
     r"|/torch/(?:nn/modules/(?:module|container)|utils/\w+|autograd/\w+)\.py$"
 )
+# Libraries with files that are called as an engine's, such as ``core.py``.
+_OF_DATA = re.compile(r"(?:^|/)(?:pyarrow|numpy|pandas|fsspec)/")
+# A line that makes an object of settings.
+_SETS = re.compile(r"\s*(?:\w+ ?= ?)?[\w.]*[A-Z]\w*(?:Config|Arguments|Args)\(")
 _RAISES = re.compile(r"\s*(?:raise|assert)\b")
 _IMPORTING = re.compile(
     r"^(?:<module>|__getattr__|_get_module|import_module|_gcd_import|_find_and_load\w*"
@@ -135,6 +139,8 @@ def _by_table(chain: Chain, role: str, last: str) -> str:
     """The phase of the first known framework function, from the innermost frame out."""
     for one in chain:
         for frame in reversed(one.frames):
+            if _OF_DATA.search(frame.file):
+                continue
             name = _name(frame)
             phase = log_phases.raised_in(f"{PurePosixPath(frame.file).name}:{name}")
             if phase in log_phases.STARTS and any(map(_of_teacher, one.frames)):
@@ -153,6 +159,8 @@ def _calls(code: str, *, begun: bool) -> str:
     """The phase that a line of code implies by what it calls and creates."""
     if _TAKES_APART.search(code):
         return ""
+    if _SETS.match(code):
+        return "config"
     called = re.search(r"\w+$", code.partition("(")[0])
     phase = log_phases.raised_in(called[0] if called else "")
     return phase or phase_words.of_code(code, begun=begun)

@@ -36,6 +36,8 @@ _WAITS = Pattern(
     rb"|\b(?:retry(?:ing)?|try(?:ing)? again)\b.{0,40}\b(?:in|after) [\d.]"
     rb"|\b(?:attempt|try|retry) #?(?P<number>\d{1,4})(?: of | ?/ ?)(?P<all>\d{1,4})\b"
 )
+# What ends a wait in vain: of a queue, of Ray, of asyncio and concurrent.futures.
+_IN_VAIN = re.compile(r"(?:^|[._])(?:Empty|(?:Get)?TimeoutError)$")
 _DIGITS = re.compile(rb"\d+")
 # What differs from one start of a program to the next.
 _VARIES = re.compile(
@@ -63,13 +65,15 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
 
     ``run_over`` says that all of its logs end with words to that effect. An error that
     the program handled in its last step is as weak as a warning, and so is one in code
-    that it executed, such as a model's answer, if another followed it.
+    that it executed, such as a model's answer, if another followed it. Who went on
+    but in the end waited in vain, did so for what had failed before.
     """
     steps = log_end.steps(log.tail)
     works = log_end.works(log.tail)
     end = log_end.finished(log.tail)
     stop = log_end.interrupted(log.tail)
     answers = _of_answers(log)
+    starved = not run_over and _starved(log)
     until, last = (outlived_until(log, n) if log.hits else -1 for n in (SEVERAL, 1))
     for hit in map(_in_earnest, log.hits):
         at = hit.order - log.tail_at
@@ -86,7 +90,8 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             if not symptom and not log_end.shuts_down(log.tail, at):
                 yield hit
         elif run_over or hit.order < until:
-            continue
+            if starved and not (symptom or hit.weak or _handled(log, hit)):
+                yield hit
         elif (hit.order < last and _handled(log, hit)) or (
             answers.holding(hit.order, hit.process)[1]
         ):
@@ -177,6 +182,12 @@ def _ends_program(chain: exceptions.Chain) -> bool:
     """Whether nobody caught the last of chained exceptions."""
     frames = chain[-1].frames
     return bool(frames) and frames[0].function == "<module>"
+
+
+def _starved(log: Log) -> bool:
+    """Whether the program ended because it had waited in vain."""
+    last = log.chains[-1] if log.chains else ()
+    return bool(last) and _ends_program(last) and bool(_IN_VAIN.search(last[-1].type))
 
 
 def _begun_again(log: Log, at: int) -> bool:
