@@ -63,7 +63,7 @@ _GENERAL = re.compile(
     r"^<|/lib/python[\d.]+/(?!(?:site|dist)-packages/)|^\w+\.py$"
     r"|(?:^|/(?:site|dist)-packages/)(?:torch|ray|hydra|omegaconf|pydantic|numpy|importlib\w*"
     r"|urllib3|requests|httpx|httpcore|aiohttp|anyio|uvloop|click|typer|fire|absl|jinja2"
-    r"|pandas|pyarrow|safetensors|huggingface_hub|vllm|sglang)/"
+    r"|pandas|pyarrow|safetensors|huggingface_hub|vllm|sglang)/|\.(?:pyx|pxi)$"
 )
 
 
