@@ -69,7 +69,7 @@ def test_sglang_takes_lengths_from_the_model(script: Path) -> None:
         ("--input_template Q:", "warning", "has no {}"),
         ("--critic_pretrain C", "warning", "there is no critic"),
         ("--use_kl_loss", "warning", "recommends k2 or k3"),
-        ("--prompt_data /not/here", "warning", "not on this machine"),
+        ("--remote_rm_url /not/here", "warning", "not on this machine"),
         ("--engine_tp 2", "error", "no option --engine_tpp"),
     ],
 )
