@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,12 @@ def test_the_comparison_is_told_in_chinese() -> None:
     language.use("zh")
     try:
         text = compare.text(found)
+        of_several = compare.text(compare.compare(after, [made("passed", 3.0)] * 3))
     finally:
         language.use("en")
+    head = of_several.partition("\n")[0]
+    assert head.startswith("r 与 旁边保留的 3 次运行 比较")
+    assert not re.search("[a-z]{2}", head)
     assert text.splitlines() == [
         "r 与 r 比较",
         "  变差 nccl: 通过 -> 失败",

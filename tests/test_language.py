@@ -288,6 +288,9 @@ def test_the_page_is_chinese_and_says_so(chinese: None) -> None:
     assert '<html lang="zh">' in html
     for text in ("处理办法", "没有显存留给 KV cache", "提高冒烟测试的显存比例", "失败"):
         assert text in html
+    why = language.tr(rule.why).partition("。")[0]
+    assert why not in rule.why
+    assert why in html
     assert not re.search(r">(Evidence|Why|What to do|Stages|First:|outcome)<", html)
 
 

@@ -127,7 +127,8 @@ stages:
 def gate(tmp_path: Path) -> Path:
     """A clone whose make does nothing and whose tests are a handful."""
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
-    (tmp_path / ".ci/light").write_text("#!/bin/sh\n")
+    for name in ("light", "shells"):
+        (tmp_path / ".ci" / name).write_text("#!/bin/sh\n")
     (tmp_path / "Makefile").write_text(STAND_INS)
     (tmp_path / "pytest.ini").write_text("[pytest]\ntestpaths = tests\n")
     for folder, text in (("tests", FLAKY), ("matrix", "def test_fault(): pass")):
