@@ -20,7 +20,7 @@ import pytest
 import two_machines
 from two_machines import TOKEN, Machine, wait_for
 
-from pytest_gkd.watch import ray_nodes
+from pytest_gkd.watch import ray_helper_process
 
 pytestmark = [
     pytest.mark.needs("ray"),
@@ -435,7 +435,7 @@ def test_what_is_sent_is_all_that_the_agent_imports(tmp_path: Path) -> None:
     import psutil
 
     (tmp_path / "psutil").symlink_to(Path(psutil.__file__).parent)
-    helper = Path(ray_nodes.__file__).with_name("ray_helper.py")
+    helper = Path(ray_helper_process.__file__).with_name("ray_helper.py")
     text = helper.read_text().replace("import ray  #", "ray = None  #")
     text = re.sub(r"(?m)^(?:from|import) ray\..*$", "", text).partition(
         "\nif __name__"
@@ -447,7 +447,7 @@ sys.path.insert(0, {str(tmp_path)!r})
 __file__ = "/nowhere/x.py"
 exec(compile({text!r}, "helper", "exec"))
 import json
-made = gkd_watch({ray_nodes.packed()!r}, {ray_nodes.AGENT!r})
+made = gkd_watch({ray_helper_process.packed()!r}, {ray_helper_process.AGENT!r})
 number, answer = made.answer({json.dumps(ask)!r})
 print(number, "re2" in sys.modules, "pytest" in sys.modules)
 """

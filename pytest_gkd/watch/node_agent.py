@@ -1,8 +1,8 @@
 """Looks at a job's processes on another node of its Ray cluster and tells facts.
 
-What is imported here is sent there as source text (``ray_nodes.SENT``), as pytest-gkd
-need not be installed there; of other packages only psutil, which Ray brings. What the
-facts mean is judged where ``gkd watch`` runs.
+What is imported here is sent there as source text (``ray_helper_process.SENT``), as
+pytest-gkd need not be installed there; of other packages only psutil, which Ray brings.
+What the facts mean is judged where ``gkd watch`` runs.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from pytest_gkd.watch import (
     ray_places,
     roles,
 )
+from pytest_gkd.watch.node_answers import Seen
 from pytest_gkd.watch.samples import GpuSample, JobSample, ProcessSample, Role
 from pytest_gkd.watch.scope import Scope
 
@@ -188,7 +189,7 @@ class Sampler:
             ),
         )
 
-    def _ask_nodes(self, look: str) -> Future[ray_nodes.Seen]:
+    def _ask_nodes(self, look: str) -> Future[Seen]:
         limit_s = LOOK_LIMIT_S if look == "stacks" else NATIVE_S + FAR_S
         return self.nodes.begin(self.scope.raylet, self.scope.jobs, look, limit_s)
 
