@@ -223,3 +223,19 @@ def test_lines_and_files_tell_where_names_do_not(
     frames: list[str], error: str, phase: str
 ) -> None:
     assert phase_of(START, *frames, error) == phase
+
+
+def test_a_line_that_makes_an_object_of_settings_is_of_the_configuration() -> None:
+    lines = (
+        '  File "/home/a/go.py", line 6, in main',
+        "    args=SomeArguments(**cfg),",
+    )
+    assert phase_of(START, *lines, "TypeError: no") == "config"
+    inner = '  File "/home/a/go.py", line 6, in main', "    use(model, SomeConfig(r=4))"
+    assert phase_of(START, *inner, "TypeError: no") == ""
+
+
+def test_a_file_of_a_data_library_is_no_engines() -> None:
+    core = '  File "/opt/site-packages/{}/core.py", line 3, in __init__'
+    assert phase_of(START, core.format("pyarrow/parquet"), "OSError: no") == ""
+    assert phase_of(START, core.format("vllm/v1/engine"), "OSError: no") != ""

@@ -25,6 +25,7 @@ UNKNOWN = """\
     main()
 moon.Eclipse: no light
 """
+START_OF_ALL = "Traceback (most recent call last):\n"
 UNCAUGHT = CAUGHT.replace("in one_step", "in <module>")
 
 
@@ -196,3 +197,16 @@ def test_overflows_at_the_smallest_loss_scale_fail_a_run_that_goes_on() -> None:
     text = START + steps(1, 3) + f"{said}1, reducing to 1\n" * 4
     assert judged(text).causes[0].cause == "train.nan"
     assert judged(text.replace("1, reducing to 1", "4, reducing to 2")).causes == ()
+
+
+@pytest.mark.parametrize(
+    ("end", "cause"),
+    [("_queue.Empty", "env.too-many-files"), ("moon.Eclipse: no light", "")],
+)
+def test_who_waited_in_vain_did_so_for_what_had_failed_before(
+    end: str, cause: str
+) -> None:
+    feeder = CAUGHT.replace(OOM, "OSError: [Errno 24] Too many open files")
+    waiter = START_OF_ALL + UNKNOWN.replace("moon.Eclipse: no light", end)
+    report = judged(START + steps(1, 2) + feeder + steps(3, 7) + waiter)
+    assert [one.cause for one in report.causes] == [cause] * bool(cause)
