@@ -20,7 +20,7 @@ from recorded import PutsOn, Recorded, needs_compiler
 from waiting import until
 
 from pytest_gkd.gpu_report import gpu_runs, result_files, result_page
-from pytest_gkd.gpu_report.gpu_runs import Plan, Run
+from pytest_gkd.gpu_report.gpu_runs import PlannedRuns, Run
 from pytest_gkd.processes import gpus
 
 HEAD = {**gpu_files.everything(), "gpus": [{"name": "no GPU", "count": 0}]}
@@ -37,11 +37,13 @@ EXCLUSIVE_PAIR = Recorded(
 # -- the plan ----------------------------------------------------------------------
 
 
-def plan(usable: gpus.Usable, *, has_ray: bool = True, may_mount: bool = True) -> Plan:
+def plan(
+    usable: gpus.Usable, *, has_ray: bool = True, may_mount: bool = True
+) -> PlannedRuns:
     return gpu_runs.plan(usable, has_ray=has_ray, may_mount=may_mount)
 
 
-def layouts(made: Plan) -> list[str]:
+def layouts(made: PlannedRuns) -> list[str]:
     passes = [run.name.rpartition(",")[0] for run in made.runs if run.cold_or_warm]
     assert [run.cold_or_warm for run in made.runs if run.cold_or_warm] == [
         "cold",
@@ -360,7 +362,7 @@ def on_cpu(
 ) -> tuple[bool, result_files.Result, list[str]]:
     said: list[str] = []
     report = gpu_runs.Report(tmp_path / "out", HEAD)
-    good = gpu_runs.fill(report, Plan(runs), 1, said.append)
+    good = gpu_runs.fill(report, PlannedRuns(runs), 1, said.append)
     (result,) = result_files.load(tmp_path / "out")
     return good, result, said
 
@@ -448,7 +450,7 @@ runs = (
     gpu_runs.Run("colocated, warm", ("data",)),
 )
 try:
-    gpu_runs.fill(report, gpu_runs.Plan(runs), 1, print)
+    gpu_runs.fill(report, gpu_runs.PlannedRuns(runs), 1, print)
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -504,7 +506,7 @@ def test_the_time_that_it_takes_is_that_of_the_same_kind_of_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(result_files, "directory", lambda: tmp_path)
-    made = Plan((Run("loss full"), Run("busy gpu")))
+    made = PlannedRuns((Run("loss full"), Run("busy gpu")))
     known: dict[str, Any] = gpu_files.everything()
     before = list(gpu_runs.announced(made, known))
     assert "how long it takes on this GPU is not known yet" in before[-1]

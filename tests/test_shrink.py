@@ -61,7 +61,7 @@ def model(directory: Path, sizes: Sizes, shards: int = 1, **config: Any) -> Path
     return directory
 
 
-def planned(source: Path, layers: int | None = None, **more: Any) -> shrink.Plan:
+def planned(source: Path, layers: int | None = None, **more: Any) -> shrink.ShrunkCopy:
     found = shrink.plan(source, "--gkd-student", layers, **{"random": False, **more})
     assert found is not None
     return found

@@ -86,7 +86,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedRuns:
     """What runs on a machine, and what does not, with the reason."""
 
     runs: tuple[Run, ...] = ()
@@ -97,7 +97,7 @@ class Plan:
         return sum(run.limit_s for run in self.runs)
 
 
-def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> Plan:
+def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> PlannedRuns:
     """Everything that this machine can run: layouts, losses, a busy GPU, faults."""
     left_out: dict[str, str] = {}
     runs: list[Run] = []
@@ -133,7 +133,7 @@ def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> Plan:
         if spec.gpus or spec.name == result_page.LATE_RANK:
             run = _fault(spec, str(spec.settings.get("layout", chosen)))
             add([run], _lacks(spec, usable, fits, may_mount=may_mount))
-    return Plan(tuple(runs), left_out)
+    return PlannedRuns(tuple(runs), left_out)
 
 
 def _has_mig(usable: gpus.Usable) -> bool:
@@ -483,7 +483,7 @@ def check(usable: gpus.Usable) -> None:
         )
 
 
-def narrowed(made: Plan, names: Sequence[str]) -> Plan:
+def narrowed(made: PlannedRuns, names: Sequence[str]) -> PlannedRuns:
     """The part of a plan that is asked for; everything if ``names`` is empty.
 
     A name is how runs begin: ``split`` has both of its passes, ``fault vllm`` every
@@ -500,7 +500,7 @@ def narrowed(made: Plan, names: Sequence[str]) -> Plan:
         return made
     runs = tuple(run for run in made.runs if run.name.startswith(tuple(names)))
     rest = {run.name: NOT_ASKED_FOR for run in made.runs if run not in runs}
-    return Plan(runs, {**made.left_out, **rest})
+    return PlannedRuns(runs, {**made.left_out, **rest})
 
 
 def make(place: Path, say: Callable[[str], None], only: Sequence[str] = ()) -> bool:
@@ -519,7 +519,9 @@ def make(place: Path, say: Callable[[str], None], only: Sequence[str] = ()) -> b
     return fill(report, made, 1 if _has_mig(usable) else usable.ranks, say)
 
 
-def fill(report: Report, made: Plan, ranks: int, say: Callable[[str], None]) -> bool:
+def fill(
+    report: Report, made: PlannedRuns, ranks: int, say: Callable[[str], None]
+) -> bool:
     """Run a plan and write the report; see ``make``."""
     work = Path(tempfile.mkdtemp(prefix="gkd-gpu-"))
     report.found["not_run"] = dict(made.left_out)
@@ -540,7 +542,11 @@ def fill(report: Report, made: Plan, ranks: int, say: Callable[[str], None]) -> 
 
 
 def _fill(
-    report: Report, made: Plan, ranks: int, work: Path, say: Callable[[str], None]
+    report: Report,
+    made: PlannedRuns,
+    ranks: int,
+    work: Path,
+    say: Callable[[str], None],
 ) -> bool:
     good = True
     for number, run in enumerate(made.runs, 1):
@@ -575,7 +581,7 @@ def _interrupts() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def announced(made: Plan, found: Mapping[str, Any]) -> Iterator[str]:
+def announced(made: PlannedRuns, found: Mapping[str, Any]) -> Iterator[str]:
     """What is about to run, and how long it takes at most."""
     result = result_files.Result("", found)
     yield f"gkd: {len(made.runs)} runs on {result.machine}:"
@@ -587,7 +593,7 @@ def announced(made: Plan, found: Mapping[str, Any]) -> Iterator[str]:
     yield f"gkd: {_duration(result, made)}; Ctrl-C keeps the results so far"
 
 
-def _duration(result: result_files.Result, made: Plan) -> str:
+def _duration(result: result_files.Result, made: PlannedRuns) -> str:
     """How long it takes, from files for the same kind of GPU, else from the budgets."""
     limit = f"at most {made.limit_s / 60:.0f} minutes, by the budgets of the stages"
     names = {run.name for run in made.runs}

@@ -17,7 +17,7 @@ from pathlib import Path
 from pytest_gkd import marks
 from pytest_gkd.watch import exits, relay, terminal
 from pytest_gkd.watch.arguments import WatchError
-from pytest_gkd.watch.relay import Plan, Shared, Sign
+from pytest_gkd.watch.relay import RelaySetup, Shared, Sign
 from pytest_gkd.watch.terminal import Terminal
 
 LOG_NAME = "output.log"
@@ -55,7 +55,7 @@ class Command:
         opened += [told, alive]
         os.set_blocking(told, False)
         os.set_blocking(self.events, False)
-        plan = Plan(
+        plan = RelaySetup(
             command=words,
             shared=self.shared.descriptor,
             streams=streams,
@@ -118,7 +118,7 @@ class Command:
             show_on = 1
         return streams, job, show_on
 
-    def _begin(self, plan: Plan, directory: Path) -> subprocess.Popen[bytes]:
+    def _begin(self, plan: RelaySetup, directory: Path) -> subprocess.Popen[bytes]:
         text = os.memfd_create("gkd-plan")
         os.write(text, json.dumps(asdict(plan)).encode("utf-8", "surrogateescape"))
         os.lseek(text, 0, os.SEEK_SET)

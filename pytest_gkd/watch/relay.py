@@ -147,7 +147,7 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RelaySetup:
     """What the relay gets, as JSON in memory: descriptors are numbers.
 
     ``streams`` are pairs of where output comes from and where it goes. ``slave`` is the
@@ -171,7 +171,7 @@ class Plan:
 class Relay:
     """The relay's work; see the module's text."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: RelaySetup) -> None:
         self.plan = plan
         self.shared = Shared(plan.shared)
         self._lock = threading.Lock()  # of memory and log
@@ -456,7 +456,7 @@ def _reap() -> None:
 def main(descriptor: int) -> None:
     """Run the relay with the plan in a memory file."""
     with os.fdopen(descriptor, "rb") as file:
-        plan = Plan(**json.loads(file.read()))
+        plan = RelaySetup(**json.loads(file.read()))
     Relay(plan).run()
 
 

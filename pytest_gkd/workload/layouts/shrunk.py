@@ -28,7 +28,7 @@ from pytest_gkd.workload.layouts.estimate import STAGES, Estimate
 from pytest_gkd.workload.layouts.job_config import job_config
 from pytest_gkd.workload.models import model_paths, shrink
 from pytest_gkd.workload.models.inputs import Inputs, named
-from pytest_gkd.workload.models.shrink import Plan
+from pytest_gkd.workload.models.shrink import ShrunkCopy
 
 ROLES = ("student", "teacher")
 
@@ -37,7 +37,7 @@ def inputs_of(gkd: StageContext, inputs: Inputs) -> Inputs:
     """The inputs for a stage: ``inputs``, or copies of the models, made on first use.
 
     If student and teacher are the same model, they share a copy. Raises as ``plan_all``
-    and ``Plan.write`` do, and RuntimeError if no random weights could be created.
+    and ``ShrunkCopy.write`` do, and RuntimeError if no random weights could be created.
     """
     if gkd.settings.shrink is None or not any(named(gkd.settings)):
         return inputs
@@ -51,7 +51,7 @@ def inputs_of(gkd: StageContext, inputs: Inputs) -> Inputs:
     return dataclasses.replace(inputs, **made)
 
 
-def plan_all(settings: Settings, inputs: Inputs) -> dict[str, Plan]:
+def plan_all(settings: Settings, inputs: Inputs) -> dict[str, ShrunkCopy]:
     """What to copy for each role whose model has more layers than requested.
 
     Raises StageFault ``checkpoint.missing`` for a model that is not on this machine,
@@ -73,7 +73,7 @@ def plan_all(settings: Settings, inputs: Inputs) -> dict[str, Plan]:
     return found
 
 
-def told(plans: dict[str, Plan]) -> str:
+def told(plans: dict[str, ShrunkCopy]) -> str:
     """``a copy of student and teacher with 2 of 32 layers``."""
     roles: dict[str, list[str]] = {}
     for role, plan in plans.items():
@@ -83,7 +83,7 @@ def told(plans: dict[str, Plan]) -> str:
     )
 
 
-def _copy(gkd: StageContext, plan: Plan, place: Path) -> Path:
+def _copy(gkd: StageContext, plan: ShrunkCopy, place: Path) -> Path:
     """The copy in ``place``, written now unless it exists; all of it or nothing."""
     if place.exists():
         return place

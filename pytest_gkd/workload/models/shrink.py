@@ -64,7 +64,7 @@ _LEFT_BEHIND = re.compile(
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShrunkCopy:
     """A possible copy of the model in ``source``: ``layers`` of its ``of``.
 
     ``lacks`` names the kinds of layers that are not among them. ``tensors`` are those
@@ -103,7 +103,9 @@ class Plan:
             write_safetensors(directory / "model.safetensors", self.tensors)
 
 
-def plan(source: Path, origin: str, layers: int | None, *, random: bool) -> Plan | None:
+def plan(
+    source: Path, origin: str, layers: int | None, *, random: bool
+) -> ShrunkCopy | None:
     """The copy of a model with ``layers`` layers; None: enough to have every kind.
 
     Returns None if that is the model itself. Raises StageFault for a model that cannot
@@ -130,13 +132,13 @@ def plan(source: Path, origin: str, layers: int | None, *, random: bool) -> Plan
         raise paths.fault("vllm.quantization", source, origin, what)
     lacks = tuple(told for number, told in sorted(firsts.items()) if number >= layers)
     if tensors is None:
-        return Plan(source, origin, config, layers, of, lacks, None)
+        return ShrunkCopy(source, origin, config, layers, of, lacks, None)
     if layers < of and deep.get("hidden_size_per_layer_input"):
         what = "has an embedding that all layers share (hidden_size_per_layer_input), "
         what += "which is not cut here; use --gkd-shrink-weights=random"
         raise paths.fault("model.unsupported-arch", source, origin, what)
     kept = tuple(one for one in tensors if _is_kept(one.name, stack, layers))
-    return Plan(source, origin, config, layers, of, lacks, kept)
+    return ShrunkCopy(source, origin, config, layers, of, lacks, kept)
 
 
 def check_space(directory: Path, wanted_bytes: int) -> None:
