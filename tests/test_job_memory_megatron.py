@@ -368,6 +368,7 @@ def test_states_in_host_memory_and_in_other_dtypes(slime: Checked) -> None:
         (f"{SLIME} {DYNAMIC} --mtp-num-layers 1", "several tokens is not known"),
         (f"{SLIME} {DYNAMIC} --optimizer muon", "the state of that optimizer"),
         (f"{SLIME} {DYNAMIC} --fp8-format e4m3", "training in fp8"),
+        (f"{SLIME} {DYNAMIC} --transformer-impl local", "those layers"),
         (f"{SLIME} {DYNAMIC} --rollout-top-p 0.9", "the replay of rollout_top_p"),
         (f"{SLIME} {DYNAMIC} --advantage-estimator ppo", "memory of a critic"),
         (f"{SLIME} {DYNAMIC} --tensor-model-parallel-size $TP", "not certain"),

@@ -110,7 +110,11 @@ def test_a_python_without_torchrun_leaves_the_number_of_gpus_open(
         ("optim.warmup_style=cosine optim.lr=x", ("error", "optim.lr")),
         ("trainer.test_freq=0", ("error", "trainer.test_freq")),
         ("trainer.save_freq=0", ("error", "trainer.save_freq")),
+        ("trainer.save_freq=False", ("error", "trainer.save_freq")),
+        ("trainer.test_freq=1", ("error", "trainer.test_freq")),
         ("trainer.test_freq=5", ("error", "trainer.test_freq")),
+        ("trainer.save_freq=sometimes", ("error", "trainer.save_freq")),
+        ("trainer.test_freq=sometimes", ("error", "trainer.test_freq")),
         ("trainer.test_freq=after_each_epoch", ("error", "trainer.test_freq")),
         ("engine=megatron", ("error", "")),
         (f"{MEGATRON} optim.betas=[0.9,0.95]", ("warning", "optim.betas")),
@@ -148,6 +152,11 @@ def test_what_it_refuses_or_passes_over(
         f"{MEGATRON} {TENSOR}=4 engine.pipeline_model_parallel_size=4",
         f"{MEGATRON} optim.betas=[0.9,0.95] optim.optimizer=muon",
         f"{MEGATRON} optim.lr_decay_style=cosine",
+        "optim.betas=[0.9,0.95]",
+        "engine=veomni optim=veomni optim.lr_scheduler_type=linear",
+        "engine._target_=mine.Engine",
+        "model.use_remove_padding=False",
+        "trainer.resume_mode=disable",
         "optim.warmup_style=cosine optim.lr_scheduler_type=cosine",
         "trainer.test_freq=after_each_epoch data.val_files=/b.parquet",
         "trainer.n_gpus_per_node=8 trainer.nnodes=2",
@@ -160,6 +169,28 @@ def test_what_it_refuses_or_passes_over(
 )
 def test_what_is_sound(tmp_path: Path, more: str) -> None:
     assert faults(checked(tmp_path / "run.sh", more)) == []
+
+
+@pytest.mark.parametrize(
+    "more", ["trainer.test_freq=5", "trainer.resume_mode=resume_path"]
+)
+def test_what_is_not_given_is_told_as_missing(tmp_path: Path, more: str) -> None:
+    (fault,) = checked(tmp_path / "run.sh", more).findings
+    assert fault.cause == "config.missing-value"
+
+
+def test_a_module_that_starts_the_program_with_an_engine_of_its_own(
+    tmp_path: Path,
+) -> None:
+    start = START.replace("verl.trainer", "verl_mlite.launch verl.trainer")
+    more = "hydra.searchpath=[pkg://verl_mlite.config] engine=mlite engine.tp=2"
+    found = checked(tmp_path / "run.sh", f"{more} data.batch_size=8", start)
+    assert faults(found) == [
+        ("warning", "engine/mlite"),
+        ("error", "data.batch_size"),
+    ]
+    told = values(found)
+    assert (told["trainer_gpus"], told["train_batch_size"]) == (16, 64)
 
 
 def test_ray_divides_each_batch_itself(tmp_path: Path) -> None:

@@ -61,13 +61,13 @@ class Composer:
 
     ``choices`` are names by group and package from the command line, ``added`` what it
     adds. Afterwards ``missing`` are the paths that were not found, with the file that
-    needs each.
+    needs each, and the section that its keys would be in.
     """
 
     load: Callable[[str], ConfigFile | None]
     choices: dict[tuple[str, str], Any] = field(default_factory=dict)
     added: list[tuple[str, str, Any]] = field(default_factory=list)
-    missing: list[tuple[str, str]] = field(default_factory=list)
+    missing: list[tuple[str, str, str]] = field(default_factory=list)
     _chosen: dict[str, str] = field(default_factory=dict)
     _read: int = 0
 
@@ -79,7 +79,7 @@ class Composer:
         """Its settings in their order; the later of two for one key wins."""
         first = self.load(primary)
         if first is None:
-            self.missing.append((primary, ""))
+            self.missing.append((primary, "", ""))
             return
         more = [_Entry(g, package, name) for g, package, name in self.added]
         yield from self._file(primary, first, "", 0, more)
@@ -133,7 +133,7 @@ class Composer:
             source = self.load(wanted)
             if source is None:
                 if not entry.optional:
-                    self.missing.append((wanted, path))
+                    self.missing.append((wanted, path, final))
                 continue
             here = final
             if source.package is not None and entry.package is None:

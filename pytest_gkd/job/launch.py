@@ -97,6 +97,9 @@ OWN_PROGRAM = re.compile(r".*\.py|(?!torch\.|accelerate\.)[A-Za-z_]\w*(\.\w+)+")
 
 # prime-rl's programs, whose names may be anybody's.
 PRIME_RL = ("rl", "sft", "trainer", "orchestrator", "inference", "evals")
+# Modules that run the module named by their first word as if it were the program
+# (Megatron-LM's experimental/lite/examples/verl, launch.py).
+RUNNERS = ("verl_mlite.launch",)
 
 
 def _programs(words: tuple[Word, ...]) -> Iterator[tuple[str, tuple[Word, ...]]]:
@@ -108,6 +111,8 @@ def _programs(words: tuple[Word, ...]) -> Iterator[tuple[str, tuple[Word, ...]]]
         rest, name = words[number + 2 :], posixpath.basename(value)
         if value in ("-m", "--module") and has_python:
             yield following, rest
+            if following in RUNNERS and rest:
+                yield rest[0].text.value or "", rest[1:]
         elif name in ("trl", "swift", "megatron"):
             yield f"{name} {following}", rest
         elif name in PRIME_RL and (has_python or number == 0) and following[:1] in "@-":

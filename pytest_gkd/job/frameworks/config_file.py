@@ -72,7 +72,7 @@ class Composed:
                 0,
                 "defaults",
             )
-            for missing, wanted_by in composer.missing
+            for missing, wanted_by, _ in composer.missing
         ]
 
     def _is_choice(self, one: Override) -> bool:

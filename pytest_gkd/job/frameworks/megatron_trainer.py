@@ -34,6 +34,7 @@ KEYS = (
 UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     "fp8": ("the memory of training in fp8", ()),
     "fp4": ("the memory of training in fp4", ()),
+    "transformer_impl": ("the memory of those layers", ("transformer_engine",)),
     "mtp_num_layers": ("the memory of layers that predict several tokens", (0,)),
     "pipeline_model_parallel_layout": ("how a layout of one's own lays out stages", ()),
     "account_for_embedding_in_pipeline_split": ("how that divides layers", (False,)),

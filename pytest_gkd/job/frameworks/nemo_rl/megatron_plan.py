@@ -34,7 +34,6 @@ SECTIONS = ("optimizer.", "distributed_data_parallel_config.", "")
 UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     "use_fused_linear_logprobs": ("the memory of fused log-probabilities", (False,)),
     "cuda_graph_impl": ("the memory of CUDA graphs in training", ("none",)),
-    "transformer_impl": ("the memory of those layers", ("transformer_engine",)),
     "attention_backend": ("that attention's memory", ("flash", "fused", "auto")),
     "peft.enabled": ("what LoRA's layers keep in Megatron", (False,)),
     "fp8_cfg.enabled": ("the memory of training in fp8", (False,)),

@@ -37,13 +37,15 @@ class Composed:
     """A configuration: verl's own ``defaults``, and what the user's files ``give``.
 
     ``is_users`` is whether a user's file was read, ``is_alone`` whether nothing in it
-    is verl's. ``problem`` says why there is no configuration.
+    is verl's. ``unread`` are the sections whose files were not found. ``problem`` says
+    why there is no configuration.
     """
 
     defaults: dict[str, Any] = field(default_factory=dict)
     given: list[Override] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     is_users: bool = False
+    unread: list[str] = field(default_factory=list)
     problem: str = ""
 
     @property
@@ -77,7 +79,7 @@ def composed(
     settings = config.settings.values()
     found.given = [one for one in settings if one.word.file in files.users]
     found.is_users = bool(files.users)
-    for path, wanted_by in composer.missing:
+    for path, wanted_by, section in composer.missing:
         if not wanted_by:
             return Composed(problem=f"the configuration is {path}: not recorded")
         text = f"{wanted_by} is to take {path}.yaml, which is not next to it"
@@ -85,6 +87,7 @@ def composed(
         file = files.paths.get(wanted_by, launch.command.file)
         # The user's own copy of verl, or a folder of the searchpath, may have it.
         found.findings.append(Finding(MISSING, "warning", text, file, 0, path))
+        found.unread.append(section)
     is_found = files.has_searchpath or "config_dir" in line.options
     is_found |= any(one.key == "hydra.searchpath" for one in line.overrides)
     if files.users and files.stood_in and not is_found:

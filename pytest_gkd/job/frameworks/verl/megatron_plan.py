@@ -6,6 +6,7 @@ what it uses), with Megatron-Bridge 0.5.0 or mbridge 0.15.1.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -25,6 +26,7 @@ Values = Mapping[str, Any]
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 REFERENCE = "actor_rollout_ref.ref"
+CRITIC, ADVANTAGES = "critic.enable", "algorithm.adv_estimator"
 ENGINE = f"{ACTOR}.megatron"
 LAYERS = f"{ENGINE}.override_transformer_config"
 # Where Megatron's settings may be; the first given one counts.
@@ -57,7 +59,17 @@ FUSED = {
     False: {"llama", "deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "kimi_k2"},
     True: {"qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3"},
 }
-# Settings whose effect on the memory is unknown, with the values that have none.
+# Settings whose effect on the memory is unknown, with the values that have none: of the
+# rollout and what is beside it, and of the trainer.
+ROLLOUTS: dict[str, tuple[str, tuple[Any, ...]]] = {
+    f"{ROLLOUT}.quantization": ("quantized rollouts", ()),
+    f"{ROLLOUT}.engine_kwargs.vllm.quantization": ("quantized rollouts", ()),
+    f"{ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype": ("such a KV cache", ("auto",)),
+    f"{ROLLOUT}.dtype": ("rollouts in that dtype", ("bfloat16", "float16")),
+    f"{ROLLOUT}.data_parallel_size": ("data-parallel rollouts", (1,)),
+    f"{ROLLOUT}.expert_parallel_size": ("experts divided in a rollout", (1,)),
+    "reward.reward_model.enable": ("a reward model", (False,)),
+}
 UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     f"{ENGINE}.dtype": ("training in that dtype", ("bfloat16", "float16")),
     f"{ENGINE}.use_megatron_fsdp": ("Megatron's FSDP", (False,)),
@@ -71,6 +83,7 @@ UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
     "actor_rollout_ref.model.mtp.enable": ("layers that predict more", (False,)),
     "actor_rollout_ref.model.lora.rank": ("LoRA's layers in Megatron", (0,)),
     "actor_rollout_ref.model.lora_rank": ("LoRA's layers in Megatron", (0,)),
+    **ROLLOUTS,
 }
 FACTS = {
     "entropy": f"{ACTOR}.calculate_entropy",
@@ -89,8 +102,6 @@ FACTS = {
     "fuses": f"{LAYERS}.gradient_accumulation_fusion",
     "on_host": f"{ACTOR}.optim.override_optimizer_config.optimizer_cpu_offload",
     "remainders": f"{ACTOR}.optim.override_optimizer_config.store_param_remainders",
-    "use_critic": "critic.enable",
-    "advantages": "algorithm.adv_estimator",
     "kl_loss": f"{ACTOR}.use_kl_loss",
     "kl_reward": "algorithm.use_kl_in_reward",
     "reference_offload": f"{REFERENCE}.megatron.param_offload",
@@ -112,21 +123,36 @@ def facts(settings: Settings) -> dict[str, Any]:
         return {"doubt": str(error), "recompute": None}
 
 
-def _facts(settings: Settings) -> dict[str, Any]:
-    def find(key: str) -> Any:
-        given = settings.find(key)
-        if given.needs and given.needs != {key}:
-            raise CheckError(f"{key} is not certain")
-        return given.value
+def certain(settings: Settings, key: str) -> Any:
+    """A value, None if the release has no such key. Raises CheckError if it cannot be
+    determined.
+    """
+    given = settings.find(key)
+    if given.needs and given.needs != {key}:
+        raise CheckError(f"{key} is not certain")
+    return given.value
 
-    for key, (text, harmless) in UNKNOWN.items():
-        value = find(key)
+
+def refuse(
+    settings: Settings, unknown: Mapping[str, tuple[str, tuple[Any, ...]]]
+) -> None:
+    """Raises CheckError for a setting whose effect on the memory is unknown, and for a
+    critic (trainer/ppo/utils.py, need_critic).
+    """
+    for key, (text, harmless) in unknown.items():
+        value = certain(settings, key)
         if value is not None and value not in harmless:
             raise CheckError(f"the memory of {text} is not known ({key})")
+    asked = certain(settings, CRITIC)
+    if asked or (asked is None and certain(settings, ADVANTAGES) == "gae"):
+        key = ADVANTAGES if asked is None else CRITIC
+        raise CheckError(f"the memory of a critic is not known ({key})")
+
+
+def _facts(settings: Settings) -> dict[str, Any]:
+    refuse(settings, UNKNOWN)
+    find = functools.partial(certain, settings)
     found = {name: find(key) for name, key in FACTS.items()}
-    is_gae = found["advantages"] == "gae" and found["use_critic"] is None
-    if found["use_critic"] or is_gae:
-        raise CheckError("the memory of a critic in Megatron is not known")
     if found["kl_loss"] or found["kl_reward"]:
         for size in DIVIDED:
             if find(f"{REFERENCE}.megatron.{size}") != find(f"{ENGINE}.{size}"):

@@ -24,22 +24,85 @@ from pytest_gkd.job.training_memory import Trainer
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 FSDP = ("fsdp", "fsdp2")
 TEMPERATURE = "actor_rollout_ref.rollout.temperature"
+# Settings of FSDP whose effect on the memory is unknown, with the values that have
+# none, by the keys of the SFT programs.
+UNKNOWN: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "engine.mixed_precision.param_dtype": ("computing in that dtype", ("bf16", "fp16")),
+    "engine.mixed_precision.reduce_dtype": ("reducing in that dtype", ("fp32",)),
+    "engine.reshard_after_forward": ("FSDP that keeps what it gathers", (True,)),
+    "engine.qat.enable": ("quantization-aware training", (False,)),
+    "optim.optimizer": ("that optimizer", ("AdamW",)),
+    "optim.optimizer_impl": ("that optimizer", ("torch.optim",)),
+    "optim.override_optimizer_config": ("that optimizer", ({},)),
+    "model.use_liger": ("Liger's kernels", (False,)),
+    "model.mtp.enable": ("layers that predict more", (False,)),
+    "model.enable_activation_offload": ("offloaded activations", (False,)),
+    "model.tiled_mlp.enabled": ("a tiled MLP", (False,)),
+}
+# The same of main_ppo alone.
+ACTOR = megatron_plan.ACTOR
+PLACES = {
+    "engine": f"{ACTOR}.fsdp_config",
+    "optim": f"{ACTOR}.optim",
+    "model": "actor_rollout_ref.model",
+}
+OF_PPO: dict[str, tuple[str, tuple[Any, ...]]] = {
+    f"{ACTOR}.entropy_coeff": ("the entropy's gradient", (0,)),
+    f"{ACTOR}.calculate_sum_pi_squared": ("the sum of squares", (False,)),
+    f"{ACTOR}.qat.enable": ("quantization-aware training", (False,)),
+    **megatron_plan.ROLLOUTS,
+}
+# Overrides of config.json that change no size.
+HARMLESS_OVERRIDES = (
+    "attn_implementation",
+    "attention_dropout",
+    "rope",
+    "max_position",
+)
 Values = Mapping[str, Any]
 
 
 def recipe(settings: Settings) -> Recipe:
     """How its plan is made, with verl's keys for what can be changed."""
     own = names("verl") | names("verl-memory")
-    is_megatron = settings.find(f"{megatron_plan.ACTOR}.strategy").value == "megatron"
+    strategy = settings.find(f"{ACTOR}.strategy").value
+    is_megatron = strategy == "megatron"
     if is_megatron:
         own |= names("verl-megatron")
     keys = {}
     for name, key in own.items():
         keys[name] = tuple(_of_teachers(key, settings)) if "*" in key else (key,)
     if not is_megatron:
-        return Recipe(job, keys, {"temperature": settings.find(TEMPERATURE).value})
+        facts = {"temperature": settings.find(TEMPERATURE).value}
+        if strategy in FSDP:
+            facts |= doubt(settings, PLACES, OF_PPO)
+        return Recipe(job, keys, facts)
     keys["recompute"] = megatron_plan.RECOMPUTE
     return Recipe(job, keys, megatron_plan.facts(settings))
+
+
+def doubt(
+    settings: Settings,
+    places: Mapping[str, str],
+    more: Mapping[str, tuple[str, tuple[Any, ...]]],
+) -> dict[str, str]:
+    """Why FSDP's memory is not known, if it is not: UNKNOWN's sections are at
+    ``places``, and ``more`` is the program's own.
+    """
+    own: dict[str, tuple[str, tuple[Any, ...]]] = {}
+    for key, why in UNKNOWN.items():
+        section, _, rest = key.partition(".")
+        name = f"{places.get(section, section)}.{rest}"
+        own |= dict.fromkeys([name, *settings.given(f"{name}.*")], why)
+    start = f"{places.get('model', 'model')}.override_config."
+    for key in settings.given(f"{start}*"):
+        if not key.removeprefix(start).startswith(HARMLESS_OVERRIDES):
+            return {"doubt": f"the model's sizes may not be those of its files: {key}"}
+    try:
+        megatron_plan.refuse(settings, own | dict(more))
+    except CheckError as error:
+        return {"doubt": str(error)}
+    return {}
 
 
 def _of_teachers(key: str, settings: Settings) -> Iterator[str]:

@@ -76,7 +76,7 @@ def read(launch: Launch, release: Release) -> Reading:
     settings = verl_config.settings(said, release)
     if not config.problem:
         keys = settings if is_sft else said
-        findings += _unknown(keys, known, release, is_sft=is_sft)
+        findings += _unknown(keys, known, release, config.unread, is_sft=is_sft)
     every = [*config.given, *settings]
     job = Job(config.defaults, every)
     if is_sft:
@@ -85,13 +85,13 @@ def read(launch: Launch, release: Release) -> Reading:
         launched = [one for one in launched if one.key not in told]
         job = verl_sft.of(config, every, launched)
     if not (config.problem or config.is_alone):
-        broken = verl_rules.broken(job)
+        added, broken = _as_added(config.given), verl_rules.broken(job)
         if is_sft:
             broken = verl_sft.broken(job, every, launch)
         if launch.document is not None:  # its command line may add what it lacks
             broken = (one for one in broken if one.cause != verl_rules.MISSING)
         findings += [
-            *_unknown(_as_added(config.given), config.defaults, release, is_sft=is_sft),
+            *_unknown(added, config.defaults, release, config.unread, is_sft=is_sft),
             *_types(every, config.defaults, is_sft=is_sft),
             *verl_choices.judged(every, job, release),
             *broken,
@@ -101,6 +101,8 @@ def read(launch: Launch, release: Release) -> Reading:
     else:
         own = _values(job), _pools(job), verl_plan.recipe(job)
     values, pools, recipe = own
+    if config.problem and recipe:
+        recipe = recipe._replace(facts={"doubt": config.problem})
     return Reading(said, values, findings, config.problem, pools, recipe)
 
 
@@ -297,17 +299,20 @@ def _unknown(
     said: Sequence[Override],
     defaults: Mapping[str, Any],
     release: Release,
+    unread: Iterable[str],
     *,
     is_sft: bool,
 ) -> Iterator[Finding]:
     """Keys that the release's configuration does not have.
 
     Hydra refuses them, except those with a +, which it adds: the user's code may read
-    these, so they are reported only if they resemble a known key.
+    these, so they are reported only if they resemble a known key. Those of sections
+    whose files are ``unread`` are not judged.
     """
     parts = [key.split(".") for key in defaults]
     sections = {".".join(p[:n]) for p in parts for n in range(1, len(p))}
     open_keys = [key for key, default in defaults.items() if default in ({}, None)]
+    open_keys += unread
     # Hydra replaces a section with another file: group@section=file.
     open_keys += [o.key.partition("@")[2] for o in said if "@" in o.key]
     free = tuple(f"{key}." for key in open_keys)

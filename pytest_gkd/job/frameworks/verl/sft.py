@@ -44,7 +44,8 @@ OLD = (
 UNTOLD = Given("undetermined", needs=frozenset({"the number of processes"}))
 SECTIONS = {"data", "engine", "optim"}
 NODES, EACH = "trainer.nnodes", "trainer.n_gpus_per_node"
-# "after_each_epoch" is accepted beside a number.
+# What is accepted beside a number.
+EACH_EPOCH = "after_each_epoch"
 FREQUENCIES = ("trainer.save_freq", "trainer.test_freq")
 # The keys that split a model's copy, by the engine's strategy.
 ULYSSES = "engine.ulysses_sequence_parallel_size"
@@ -191,7 +192,8 @@ def recipe(job: Job) -> Recipe | None:
     if job.find("engine.strategy").value not in plan.FSDP:
         return None
     table = names("verl-sft") | names("verl-sft-fsdp")
-    return Recipe(plan.sft_job, {name: (key,) for name, key in table.items()})
+    keys = {name: (key,) for name, key in table.items()}
+    return Recipe(plan.sft_job, keys, plan.doubt(job, {}, {}))
 
 
 def old_values(said: Iterable[Override], launched: list[Override]) -> dict[str, Given]:
@@ -349,7 +351,7 @@ def _choices(sizes: Sizes) -> Iterator[Finding]:
     # dataset has (prepare_model_inputs).
     for key, known in CHOICES.items():
         value = sizes(key)
-        if sizes.is_given(key) and value not in known:
+        if value not in known:
             text = f"{key}={value}: verl takes {', '.join(known)}"
             yield sizes.fault(text + near(str(value), known).rstrip("."))
     key = "optim.lr_scheduler_type"  # FSDPOptimizerConfig.__post_init__
@@ -384,9 +386,13 @@ def _validation(sizes: Sizes) -> Iterator[Finding]:
     # fit
     save, test = (sizes(key) for key in FREQUENCIES)
     for key, value in zip(FREQUENCIES, (save, test), strict=True):
-        if type(value) is int and value == 0:
-            yield sizes.fault(f"{key}=0 is divided by at the first step; -1 is never")
-    is_on = test == "after_each_epoch" or (type(test) is int and test > 0)
+        if value == 0:
+            text = f"{key}={value} is divided by at the first step; -1 is never"
+            yield sizes.fault(text)
+        elif isinstance(value, str) and value != EACH_EPOCH:
+            text = f"{key}={value}: verl takes a number of steps or {EACH_EPOCH}"
+            yield sizes.fault(f"{text}, and fails at the first step")
+    is_on = test == EACH_EPOCH or (type(test) is int and test > 0)
     if is_on and not sizes("data.val_files"):
         yield sizes.fault(
             f"trainer.test_freq={test} needs data.val_files: verl fails at the first "
