@@ -40,7 +40,7 @@ OF_7_5B = Model(
     is_rough=False,
 )
 SCRIPT = """\
-python3 -m verl.trainer.main_ppo \\
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
   actor_rollout_ref.model.path={student} \\
   distillation.teacher_models.teacher_model.model_path={teacher} \\
   distillation.enabled=True distillation.nnodes=1 distillation.n_gpus_per_node=2 \\
@@ -406,6 +406,71 @@ def test_a_real_step_takes_what_is_planned(recompute: bool) -> None:
     lines = memory_page.judged("qwen2", "float32", "own-topk", recompute=recompute)
     for line in lines:
         assert abs(line.error) < 0.05, line
+
+
+def made(name: str, path: Path, **sizes: Any) -> tuple[Any, Model]:
+    """A small model in float32, and what the plan reads of it."""
+    from transformers import AutoModelForCausalLM
+
+    config = memory_page.made_config(name, memory_page.SIZES | sizes)
+    model = AutoModelForCausalLM.from_config(config).train()
+    model.save_pretrained(path)
+    return model, models.read(path)
+
+
+@pytest.mark.needs("torch", "transformers")
+@pytest.mark.parametrize("name", ["llama", "qwen3", "phi3"])
+def test_each_matrix_has_a_copy_of_its_input_under_autocast(
+    tmp_path: Path, name: str
+) -> None:
+    import torch
+
+    model, sizes = made(name, tmp_path, vocab_size=1000)
+    shapes = {tuple(weight.shape) for weight in model.parameters()}
+    own = {weight.data_ptr() for weight in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Any) -> Any:
+        storage = tensor.untyped_storage()
+        is_weight = (
+            {tuple(tensor.shape), tuple(tensor.t().shape)} & shapes
+            if (tensor.dim() == 2)
+            else set()
+        )
+        if storage.data_ptr() not in own and not is_weight:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    ids = torch.randint(0, 1000, (3, 500))
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        logits = model(input_ids=ids, use_cache=False).logits
+    assert logits.shape == (3, 500, 1000)
+    trainer = Trainer(
+        sizes, sharding="ddp", recompute=False, tokens=1500, loss="own-topk"
+    )
+    planned = sum(training_memory.kept(trainer).values())
+    assert planned == pytest.approx(sum(kept.values()), rel=0.02)
+
+
+@pytest.mark.needs("torch", "transformers")
+def test_a_tied_embedding_has_three_gradients_at_the_end(tmp_path: Path) -> None:
+    import torch
+
+    model, sizes = made("qwen2", tmp_path, vocab_size=40_000, num_hidden_layers=2)
+    ids = torch.randint(0, 40_000, (1, 16))
+    counted = Counted(list(model.parameters()))
+    most = counted.peak(
+        lambda: model(input_ids=ids, use_cache=False).logits.mean().backward()
+    )
+    trainer = Trainer(
+        sizes, sharding="ddp", compute="float32", tokens=16, recompute=False
+    )
+    states = training_memory.resident(trainer, "idle")["optimizer states float32"]
+    planned = max(sum(parts.values()) for parts in training_memory.updates(trainer))
+    assert planned - states == pytest.approx(most, rel=0.02)
 
 
 @pytest.mark.parametrize(

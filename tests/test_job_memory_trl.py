@@ -11,6 +11,8 @@ import pytest
 from checked_job import Checked
 from test_estimate import HALF_B
 
+from pytest_gkd.job import loss_memory
+
 GKD = "examples/scripts/gkd.py --dataset_name d --max_length 1000 --max_new_tokens 500"
 GRPO = "trl/scripts/grpo.py --dataset_name d --reward_funcs r"
 DDP = "accelerate launch --num_processes 4 --multi_gpu"
@@ -75,6 +77,14 @@ def test_zero_divides_by_its_stage(
     assert found["logits and loss"] == 8 * 1500 * HALF_B.vocab * 34
 
 
+def test_the_launchers_precision_counts_where_trl_has_none(checked: Checked) -> None:
+    for launched, own in (("bf16", "true"), ("fp8", "true"), ("bf16", "false")):
+        command = f"{DDP} --mixed_precision {launched} {GKD} {BOTH} --bf16 {own}"
+        assert "activations bfloat16" in checked.parts(command)
+    alone = checked.parts(f"{DDP} --mixed_precision no {GKD} {BOTH} --bf16 false")
+    assert "activations float32" in alone
+
+
 def test_deepspeeds_own_file_is_read(checked: Checked, tmp_path: Path) -> None:
     elements, _ = checked.elements()
     settings: dict[str, Any] = {"stage": 2, "reduce_bucket_size": "auto"}
@@ -136,6 +146,20 @@ def test_sft_has_tiles_of_logits_and_no_rollout(checked: Checked, packing: str) 
     assert update.get("logits and loss", 0) <= 8 * 4096 * 32_768
 
 
+def test_the_tiles_of_trls_losses(checked: Checked) -> None:
+    rows = 4096 * 32_768
+    one = f"{FSDP} {SFT} --max_length 2048 --gradient_checkpointing false"
+    update = checked.parts(one)
+    assert update["logits' gradient"] == 2 * rows
+    # The output matrix' and the hidden states', and the former in 16 bits.
+    assert update["gradients added up float32"] == 4 * HALF_B.hidden * (
+        HALF_B.vocab + 8 * 2048
+    )
+    assert update["a matrix's gradient bfloat16"] == 2 * HALF_B.hidden * HALF_B.vocab
+    # Of a teacher's logits beside the student's, both in float32.
+    assert loss_memory.needed("chunked", 8 * 1024, HALF_B.vocab, 2)[0] == 8 * rows
+
+
 def test_sft_of_earlier_releases_has_no_plan(tmp_path: Path, capsys: Any) -> None:
     found = Checked(tmp_path, capsys, "trl==1.9.0")(f"{DDP} {SFT}")
     assert "1.16 and later" in found["no_memory_plan"]
@@ -148,6 +172,7 @@ def test_sft_of_earlier_releases_has_no_plan(tmp_path: Path, capsys: Any) -> Non
         (f"{FSDP} {GKD} {BOTH}", "leaves TRL's teacher in host memory"),
         (f"{DDP} {GKD} {BOTH} --use_liger_kernel", "Liger"),
         (f"{DDP} {GKD} {BOTH} --load_in_4bit", "bitsandbytes"),
+        (f"{DDP} --mixed_precision fp8 {GKD} {BOTH} --bf16 false", "training in fp8"),
         (f"{DDP} {GKD} {BOTH} --optim adafactor", "adafactor"),
         (f"{DDP} {GKD} {BOTH} --attn_implementation eager", "eager"),
         (f"{DDP} {GRPO} {ONE}", "bounds the prompts"),

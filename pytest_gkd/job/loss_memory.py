@@ -74,11 +74,16 @@ LOSSES: dict[str, tuple[float, int]] = {
     "nemo-packed-topk": (0, 13),
     "fused": (0, 0),
     "chunked": (0, 0),
+    "chunked-logprob": (0, 0),
     "prime": (1, 12),
     "own-topk": (1, 20),
     "own-jsd": (2, 43),
 }
-WITHOUT_LOGITS = ("fused", "chunked", "prime")
+# Bytes per value of the tiles of TRL's kernels, which have a matrix of their own for
+# each: two in float32 of student and teacher, or one in the compute dtype (1.16.0,
+# trl/kernels/chunked_divergence.py and chunked_logprob.py).
+TILES = {"chunked": (0, 8), "chunked-logprob": (1, 0)}
+WITHOUT_LOGITS = ("fused", "prime", *TILES)
 # The same for one chunk of tokens, for losses that work in chunks.
 IN_CHUNKS = {
     "areal": (1, 0),
@@ -111,8 +116,7 @@ HELD = {
     "own-topk": (1, 0),
     "own-jsd": (1, 0),
 }
-# Tokens and vocabulary entries of a tile in TRL's chunked losses, which have two in
-# float32 (1.16.0, trl/kernels/chunked_divergence.py).
+# Tokens and vocabulary entries of such a tile, which is as wide for fewer entries.
 CHUNK = 4096, 32_768
 # Vocabulary entries of a tile of prime-rl's, and what its backward pass holds: logits,
 # scaled, their probabilities, and two gradients.
@@ -124,9 +128,10 @@ def needed(loss: str, tokens: int, vocab: int, width: int) -> tuple[int, int]:
     matrix's backward pass begins; ``width`` is the bytes per element of the compute
     dtype.
     """
-    if loss == "chunked":
-        rows, columns = min(tokens, CHUNK[0]), min(vocab, CHUNK[1])
-        return 8 * rows * columns, 8 * rows * columns
+    if loss in TILES:
+        values, bytes_ = TILES[loss]
+        tile = min(tokens, CHUNK[0]) * CHUNK[1] * (values * width + bytes_)
+        return tile, tile
     entries = tokens * vocab
     items, floats = LOSSES[loss]
     if loss == "prime":

@@ -31,6 +31,10 @@ ROUTED = re.compile(r"(?<!shared_)experts\.")
 WHOLE = re.compile(
     r"(?:^|\.)(?:gate|router|shared_expert_gate|q_a_proj|kv_a_proj\w*)\."
 )
+# The matrices of attention and of an MLP that read a norm's result, if not one for all.
+READERS = tuple(
+    re.compile(rf"(?:^|\.)(?:{kinds})_proj\.weight$") for kinds in ("q|k|v", "gate|up")
+)
 BY_OUTPUT = re.compile(r"(?:[qkv]|qkv|gate|up|gate_up|fc1|k?[qv]_b)_proj\.bias$")
 
 
@@ -42,7 +46,8 @@ class Shape:
     routing, shared experts included, ``expert`` that of one of the ``count`` experts,
     of which ``chosen`` process each token. ``window`` is how far back attention looks,
     0 if it is not limited. ``experts`` are the elements of all of
-    these, ``whole`` those that tensor parallelism does not divide. ``is_normed`` says
+    these, ``whole`` those that tensor parallelism does not divide. ``readers`` are the
+    matrices that read the result of one of its two main norms. ``is_normed`` says
     that queries and keys have norms, ``is_gated`` that the MLP has a gate.
     """
 
@@ -56,6 +61,7 @@ class Shape:
     experts: int = 0
     whole: int = 0
     window: int = 0
+    readers: int = 2
     is_normed: bool = False
     is_gated: bool = True
 
@@ -320,6 +326,10 @@ def _shape(
         experts=sum(sizes[name] for name in routed),
         whole=sum(sizes[name] for name in whole),
         window=window,
+        readers=sum(
+            max(sum(bool(kind.search(name)) for name in shapes.keys() - routed), 1)
+            for kind in READERS
+        ),
         is_normed="q_norm" in text,
         is_gated=bool(re.search(r"gate_proj|gate_up_proj|\bw3\b", text)),
     )

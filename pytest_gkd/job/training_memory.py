@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from pytest_gkd.job import loss_memory
 from pytest_gkd.job.engine_memory import Parts
-from pytest_gkd.job.loss_memory import WITHOUT_LOGITS
+from pytest_gkd.job.loss_memory import CHUNK, TILES, WITHOUT_LOGITS
 from pytest_gkd.job.models import WIDTHS, Layer, Model
 
 # For each sharding, whether weights, gradients and optimizer state are divided among
@@ -354,8 +354,9 @@ def layer_bytes(trainer: Trainer, layer: Layer) -> int:
     mask = _mask(trainer, layer)
     kept = layer.items * compute + layer.floats * 4
     matrices = (2 if layer.elements else 1) * trainer.model.width
-    if trainer.casts:  # the norms' results are float32, of which there are copies
-        kept += matrices * 2
+    if trainer.casts:  # the norms' results are float32: each matrix has a copy
+        copies = layer.shape.readers if layer.elements else 1 + (trainer.loss in TILES)
+        kept += copies * trainer.model.width * 2
     if trainer.tensor == 1:
         return math.ceil(tokens * kept) + mask
     shape, inner = layer.shape, 0
@@ -507,9 +508,13 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
         "logits and loss": loss_memory.kept(trainer.loss, answers, vocab, width)
     }
     head = math.ceil((model.head or model.embedding) / trainer.tensor)
+    is_tiled = trainer.loss in TILES
     kept_copies = {copies: head * width * trainer.casts}
+    if is_tiled:  # a slice at a time
+        head_slice = min(vocab, CHUNK[1]) * model.width * width * trainer.casts
+        kept_copies = {copies: head_slice}
     if not trainer.recompute:
-        kept_copies = copied(trainer, model)
+        kept_copies = total(copied(trainer, model), kept_copies if is_tiled else {})
     behind = total(held, unsharded, kept(trainer))
     # At its end no layer is whole; the last is fetched when the backward pass begins.
     last = total(behind, gathered(trainer, 1))
@@ -522,9 +527,15 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     yield total(behind, kept_copies, {"logits and loss": logits})
     is_trained = not trainer.lora_rank
     one = {f"a matrix's gradient {compute}": head * width * is_trained}
-    if trainer.loss == "chunked":
-        one = {"a matrix's gradient float32": head * 4 * is_trained}
-    yield total(last, kept_copies, one, {"logits' gradient": dlogits})
+    first = one
+    if is_tiled:
+        # Both gradients are added up in float32, then cast to what the loss has seen.
+        seen = trainer.weights if trainer.sharding == "ddp" else compute
+        one = {f"a matrix's gradient {seen}": head * WIDTHS[seen] * is_trained}
+        size = head * is_trained + answers * model.width
+        first = {"gradients added up float32": 4 * size}
+        first |= one if seen != "float32" else {}
+    yield total(last, kept_copies, first, {"logits' gradient": dlogits})
     _, embedding, apart = (
         math.ceil(group * is_trained / trainer.tensor) for group in trainer.groups
     )
@@ -547,7 +558,7 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     if trainer.casts:
         working[copies] = layer.elements * width
         if not trainer.recompute:
-            working[copies] = kept_copies[copies]
+            working |= copied(trainer, model)
     others = {activations: sum(each), PLAIN: sum(softmaxes)}
     one = {} if _adds_in_place(trainer) else one
     yield total(backward, unsharded, one, whole, working, others, kept_logits)
@@ -561,15 +572,21 @@ def updates(trainer: Trainer) -> Iterator[Parts]:
     rest = gathered(trainer, trainer.fetched, embedding)
     held = total(bare | gradients, kept_logits)
     reached = held
-    if trainer.sharding == "ddp" and gradients.keys() - bare.keys() and is_trained:
+    is_one_by_one = trainer.sharding == "ddp" and bool(gradients.keys() - bare.keys())
+    if is_one_by_one and is_trained:
         # An embedding that is not tied is the last.
         size = model.embedding * bool(model.head) * WIDTHS[trainer.updated]
         reached = total(held, dict.fromkeys(gradients, -size))
         yield held
     others = {activations: each[0], PLAIN: softmaxes[0]}
     yield total(reached, rest, of_root, whole, working, others)
-    if is_trained:
+    if is_trained and trainer.sharding.startswith("fsdp"):
         yield from _ends(trainer, held)
+    elif is_trained and not model.head:
+        # autograd adds up the two gradients of a tied embedding (input_buffer.cpp).
+        dtype = trainer.updated if trainer.sharding == "ddp" else compute
+        size = (3 - is_one_by_one) * head * WIDTHS[dtype]
+        yield total(held, {f"gradients of the embedding {dtype}": size})
 
 
 def _ends(trainer: Trainer, held: Parts) -> Iterator[Parts]:
@@ -581,7 +598,7 @@ def _ends(trainer: Trainer, held: Parts) -> Iterator[Parts]:
     copies to another dtype alone, _runtime_utils.py). Before that, autograd adds up
     the two gradients of a tied embedding.
     """
-    if not trainer.sharding.startswith("fsdp") or not _is_divided(trainer, 1):
+    if not _is_divided(trainer, 1):
         return
     root, embedding, _ = (math.ceil(group / trainer.tensor) for group in trainer.groups)
     width, reduce = WIDTHS[trainer.compute], WIDTHS[trainer.reduce]
@@ -607,8 +624,12 @@ def _ends(trainer: Trainer, held: Parts) -> Iterator[Parts]:
 
 
 def copied(trainer: Trainer, model: Model) -> Parts:
-    """Autocast's copies of all matrices but the embedding's."""
+    """Autocast's copies of all matrices but the embedding's and, where a loss computes
+    the logits in tiles, the output matrix'.
+    """
     own = model.elements - (model.embedding if model.head else 0)
+    if trainer.loss in TILES:
+        own -= model.head or model.embedding
     width = WIDTHS[trainer.compute] * trainer.casts
     return {f"autocast's copies {trainer.compute}": own * width}
 

@@ -170,6 +170,10 @@ def _facts(job: TrlJob) -> dict[str, Any]:
     facts: dict[str, Any] = {"trainer": trainer, "launcher": job.launcher.name}
     for key in ("bf16", "fp16", "dtype"):
         facts[key] = _certain(job, key)
+    # The launcher's counts without either (training_args.py, __post_init__).
+    facts["launched"] = _settings(job)("mixed_precision", "no")
+    if facts["launched"] == "fp8" and _compute(facts) is None:
+        raise CheckError("the memory of training in fp8 is not known (mixed_precision)")
     # transformers' default with torch 2.8 and later (training_args.py, default_optim).
     is_said = job.find("optim").source == "user"
     facts["optim"] = _certain(job, "optim") if is_said else "adamw_torch_fused"
@@ -304,11 +308,13 @@ def _job(
 
 def _compute(values: Values) -> str | None:
     """The dtype of mixed precision: TRL's bf16 is on if fp16 is off
-    (trl/trainer/base_config.py).
+    (trl/trainer/base_config.py), and the launcher's if both are.
     """
     if values["fp16"]:
         return "float16"
-    return None if values["bf16"] is False else "bfloat16"
+    if values["bf16"] is not False:
+        return "bfloat16"
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(values["launched"])
 
 
 def _lengths(values: Values) -> tuple[int, int | None]:
@@ -366,8 +372,10 @@ def _offload(values: Values, sharding: str) -> tuple[str, str]:
 def _loss(values: Values) -> str:
     """The loss by its name in loss_memory's table."""
     kind, beta = values["trainer"], values.get("loss_beta")
-    if kind in ("DistillationConfig", "GRPOConfig", SFT):
-        return "chunked"  # kernels/chunked_logprob.py, for SFT by add_fused_lm_head
+    if kind == "DistillationConfig":
+        return "chunked"
+    if kind in ("GRPOConfig", SFT):  # trainer/utils.py, add_fused_lm_head
+        return "chunked-logprob"
     if not isinstance(beta, int | float) or not 0 <= beta <= 1:
         raise CheckError(f"beta is {str(beta)[:40]}")
     return f"jsd-{beta:.0f}" if beta in (0, 1) else "jsd"
