@@ -20,6 +20,8 @@ PLACED = re.compile(r" \([a-z]+ \{[^{}\s]+\}\)$")
 AMOUNT = re.compile(r" \d+(?:\.\d+)? \w+$")
 MOST_JOINTS = 40
 MOST_KEPT = 1_000
+BRACKETS = (" (", ")")
+BRACKET = re.compile(r"[()]")
 STOPS = re.compile(r"[;:,] ")
 # What is no name, path or number, and none of a list.
 PROSE = re.compile(r"(?<![\w./'-])(?<!, )[a-z]{2,}(?![\w/=',(-]|\.\w)")
@@ -79,7 +81,7 @@ class _Template:
         for name, after in zip(self.places, [*between, None], strict=True):
             stop = end if after is None else text.find(after, at, end)
             value = text[at:stop]
-            if stop < 0 or value.count("(") != value.count(")"):
+            if stop < 0 or not _is_closed(value):
                 return None
             if found.setdefault(name, value) != value:
                 return None
@@ -141,13 +143,19 @@ class FilledTexts:
     """Knows templates, with ``{name}`` for each place, and their translations.
 
     ``joints`` are what stands between texts that were made apart, and what stands there
-    in the other language; ``stop`` is what ends a sentence.
+    in the other language; ``stop`` is what ends a sentence, and between ``brackets``
+    stands what is told more.
     """
 
     def __init__(
-        self, texts: Mapping[str, str], joints: Mapping[str, str], stop: str
+        self,
+        texts: Mapping[str, str],
+        joints: Mapping[str, str],
+        stop: str,
+        brackets: Sequence[str] = BRACKETS,
     ) -> None:
         self._texts, self._joints, self._stop = texts, joints, stop
+        self._brackets = brackets
         made = [_Template.of(*one) for one in texts.items() if PLACE.search(one[0])]
         self._templates = sorted(made, key=lambda one: -one.own)
         self._told: dict[str, str] = {}
@@ -160,7 +168,8 @@ class FilledTexts:
             if len(self._told) > MOST_KEPT:
                 self._told.clear()
             fitting = [one for one in self._templates if one.is_in(text)]
-            search = _Search(self._texts, fitting, self._joints, self._stop)
+            ends = self._stop, self._brackets
+            search = _Search(self._texts, fitting, self._joints, *ends)
             try:
                 self._told[text] = search.best(text).text
             except _TooMuchError:
@@ -181,9 +190,10 @@ class _Search:
         templates: Sequence[_Template],
         joints: Mapping[str, str],
         stop: str,
+        brackets: Sequence[str],
     ) -> None:
         self._texts, self._templates = texts, templates
-        self._joints, self._stop = joints, stop
+        self._joints, self._stop, self._brackets = joints, stop, brackets
         self._joint = re.compile("|".join(map(re.escape, joints)))
         self._found: dict[str, _Reading] = {}
         self._wholes: dict[str, list[_Reading]] = {}
@@ -272,6 +282,30 @@ class _Search:
         for between in self._joints:
             if between != " ":
                 yield from self._joined(text, between)
+        yield from self._bracketed(text)
+
+    def _bracketed(self, text: str) -> Iterator[_Reading]:
+        """The text as one of which a known one in brackets at its end tells more."""
+        start = text.find(" (") if text.endswith(")") else -1
+        while start >= 0:
+            inner = text[start + 2 : -1]
+            if _is_closed(inner):
+                told = self.best(inner)
+                if told.known > told.unknown:
+                    opened, closed = (_Reading(one, 1) for one in self._brackets)
+                    yield self.best(text[:start]) + opened + told + closed
+                return
+            start = text.find(" (", start + 1)
+
+
+def _is_closed(text: str) -> bool:
+    """Whether each bracket in it has its other one behind it."""
+    depth = 0
+    for one in BRACKET.findall(text):
+        depth += 1 if one == "(" else -1
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def _chars(text: str) -> int:

@@ -83,7 +83,8 @@ def tr_filled(text: str) -> str:
         from pytest_gkd.filled_texts import FilledTexts
 
         joints = {**{one: tr(one) for one in JOINTS}, "\n": "\n", " ": ""}
-        _filled_texts = FilledTexts(dict(filled_texts()), joints, tr(STOP))
+        ends = tr(STOP), [tr(one) for one in BRACKETS]
+        _filled_texts = FilledTexts(dict(filled_texts()), joints, *ends)
     return _filled_texts.translate(text)
 
 
@@ -110,4 +111,5 @@ def marked(text: str) -> str:
 
 # Between texts that were made apart, and at the end of a sentence.
 STOP = marked(".")
-JOINTS = (marked("; "), marked(": "), marked(", "))
+JOINTS = (marked("; or "), marked("; "), marked(": "), marked(", "))
+BRACKETS = (marked(" ("), marked(")"))

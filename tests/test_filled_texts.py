@@ -144,6 +144,15 @@ def test_every_message_of_the_stages_is_known_again(chinese: None) -> None:
             '8 若 [ "$A" = gpu ] || [ "$B" = small ]（第 3 行）',
         ),
         ("logits and loss 57.8 GiB", "logits 与 loss 57.8 GiB"),
+        (
+            'LOSS.topk has no value (unless [ "$BIG" ] (line 1))',
+            'LOSS.topk 没有值（若非 [ "$BIG" ]（第 1 行））',
+        ),
+        (
+            "8 if a is b (line 1); or unless a is c (line 2)",
+            "8 若 a is b（第 1 行）；或若非 a is c（第 2 行）",
+        ),
+        ("no --dataset is given (my own words here)", None),
         # Words that are in no template, around words that are.
         ("line 3: my own text about a file that is empty", None),
         ("as verl requires without any of my options", None),
