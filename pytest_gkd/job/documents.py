@@ -93,10 +93,16 @@ def _settings_of(text: str, file: str, loader: Any) -> tuple[Override, ...]:
         mark = getattr(error, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        if "nesting depth" in what:  # PyYAML 6.0.4, which looks ahead
+            raise _too_deep(file) from None
         raise CheckError(f"{file}{where}: {what}") from None
     except RecursionError:
-        raise CheckError(f"{file} is nested deeper than can be followed") from None
+        raise _too_deep(file) from None
     return tuple(found)
+
+
+def _too_deep(file: str) -> CheckError:
+    return CheckError(f"{file} is nested deeper than can be followed")
 
 
 def value_of(text: str) -> Any:
