@@ -115,7 +115,7 @@ PLACES = {
 }
 FROM_HUB = (
     "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=org/tiny-1.5b "
-    "actor_rollout_ref.rollout.name=vllm\n"
+    "algorithm.adv_estimator=grpo actor_rollout_ref.rollout.name=vllm\n"
 )
 
 

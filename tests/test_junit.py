@@ -86,7 +86,7 @@ def test_facts_are_properties_also_of_a_stage_that_passed(
     assert found["gkd_latency_ms"] == "12.5"
     assert found["gkd_outcome"] == "passed"
     assert found["mine"] == "kept"
-    assert len(found["gkd_sizes"]) == 1000
+    assert 990 < len(found["gkd_sizes"]) <= 1000  # cut between two words
 
 
 def test_a_failed_stage_has_its_cause_and_the_end_of_its_output(
