@@ -17,6 +17,7 @@ import pytest
 
 import pytest_gkd
 from pytest_gkd.processes.gpus import Usable
+from pytest_gkd.run.built_in_stages import stages_dir
 
 # What the fixture ``on`` is: it takes a machine and, if any, CUDA_VISIBLE_DEVICES.
 PutsOn = Callable[..., Usable]
@@ -145,9 +146,11 @@ def python(
         tops = {part.parts[0] for part in found.files or ()} - {"..", "__pycache__"}
         for top in tops:
             (site / top).symlink_to(str(found.locate_file(top)))
-    package = Path(pytest_gkd.__file__).parent
-    (site / "pytest_gkd").symlink_to(package)
-    (site / "stages").symlink_to(stages or package.parent / "stages")
+    (site / "pytest_gkd").mkdir()
+    for part in Path(pytest_gkd.__file__).parent.iterdir():
+        if part.name != "stages":  # which lie there in a wheel
+            (site / "pytest_gkd" / part.name).symlink_to(part)
+    (site / "stages").symlink_to(stages or stages_dir())
     info = _distribution(site, "pytest_gkd", pytest_gkd.__version__)
     (info / "entry_points.txt").write_text("[pytest11]\ngkd = pytest_gkd.plugin\n")
     for folder in ("packages", "ray") if ray else ("packages",):
