@@ -130,3 +130,10 @@ def test_a_command_that_fails_is_told_with_its_last_lines() -> None:
 def test_a_python_that_is_not_there_is_named() -> None:
     with pytest.raises(release.ReleaseError, match=r"no Python 3\.99"):
         release.find_python("3.99")
+
+
+def test_of_a_test_run_that_failed_every_failure_is_named() -> None:
+    script = "for n in $(seq 40); do echo FAILED test_$n; done; exit 1"
+    with pytest.raises(release.ReleaseError) as raised:
+        release.command("sh", "-c", script)
+    assert str(raised.value).count("FAILED") == 40

@@ -30,6 +30,8 @@ from packaging.specifiers import SpecifierSet
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 PYTHON = "Programming Language :: Python :: "
+# Lines of what failed that are shown.
+LAST = 15
 PYTHONS = tuple(
     one.removeprefix(PYTHON) for one in PROJECT["classifiers"] if PYTHON in one
 )
@@ -219,7 +221,10 @@ class Checklist:
 
 
 def command(*words: str | Path, cwd: Path = ROOT) -> str:
-    """What a command prints. Raises ReleaseError with its last lines if it fails."""
+    """What a command prints. Raises ReleaseError if it fails.
+
+    The error has its last lines, and of a test run the tests that failed.
+    """
     env = {
         k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")
     }
@@ -236,8 +241,10 @@ def command(*words: str | Path, cwd: Path = ROOT) -> str:
     )
     if done.returncode:
         shown = " ".join(Path(str(word)).name for word in words[:4])
-        last = "\n".join(f"        {line}" for line in done.stdout.splitlines()[-15:])
-        raise ReleaseError(f"{shown} ... exited with {done.returncode}\n{last}")
+        lines = done.stdout.splitlines()
+        failed = [line for line in lines[:-LAST] if line.startswith("FAILED ")]
+        told = "\n".join(f"        {line}" for line in [*failed, *lines[-LAST:]])
+        raise ReleaseError(f"{shown} ... exited with {done.returncode}\n{told}")
     return done.stdout
 
 
