@@ -136,4 +136,4 @@ def test_of_a_test_run_that_failed_every_failure_is_named() -> None:
     script = "for n in $(seq 40); do echo FAILED test_$n; done; exit 1"
     with pytest.raises(release.ReleaseError) as raised:
         release.command("sh", "-c", script)
-    assert str(raised.value).count("FAILED") == 40
+    assert str(raised.value).count("\n        FAILED test_") == 40
