@@ -74,6 +74,7 @@ def test_what_torch_allocates_is_seen_and_what_it_frees() -> None:
     assert after - before < memory_use.GROWTH_BYTES
 
 
+@pytest.mark.usefixtures("torch")
 def test_memory_that_is_freed_meanwhile_hides_no_allocation() -> None:
     code = """
 import torch
