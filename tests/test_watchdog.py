@@ -550,6 +550,27 @@ def test_a_part_of_an_ending_that_fails_keeps_no_other_from_being_done(
     assert "OSError: no" in bench.problems[0]
 
 
+def test_a_look_that_fails_after_the_end_has_begun_is_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = threading.Event()
+
+    def fails_late(*args: Any, **more: Any) -> Any:
+        assert ended.wait(PATIENCE_S)
+        return fail(OSError("late"))
+
+    monkeypatch.setattr(stall, "look", fails_late)
+    worker = bench.child(WAITS)
+    Scene.read_pid(worker)
+    bench.say("gw0", Hello(worker.pid))
+    bench.start("gw0", "stuck", 0.1)
+    bench.watchdog.start()
+    assert worker.wait(PATIENCE_S) == -9
+    ended.set()
+    assert bench.told.wait(PATIENCE_S)
+    assert "OSError: late" in bench.problems[0]
+
+
 def test_a_watchdog_that_dies_takes_the_workers_with_it(bench: Bench) -> None:
     error = SystemExit("by a hook")
     worker = bench.child(WAITS)

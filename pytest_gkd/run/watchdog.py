@@ -44,6 +44,7 @@ LOOK_BEFORE_S = 3.0
 LOOK_BEFORE_SHARE = 0.3
 # A look takes 1.2 s at most, unless it gets stuck in the kernel.
 LOOK_LIMIT_S = 4.0
+NOT_INSPECTED = "a process tree could not be inspected"
 # How long a worker's descendants have to die of SIGKILL, and then the worker itself.
 END_LIMIT_S = 5.0
 # An end that takes longer is stuck in the kernel; the run goes on without the worker.
@@ -380,21 +381,23 @@ class Watchdog(threading.Thread):
         work = self._due(worker, now) if worker.looking is None else None
         if work is not None:
             worker.looked_at = worker.stage
-            worker.looking = background.begin(f"gkd-look-{worker.name}", work)
+            look = partial(self.attempt, NOT_INSPECTED, work)
+            worker.looking = background.begin(f"gkd-look-{worker.name}", look)
 
     def await_look(self, worker: WorkerWatch) -> None:
         """Wait for a look in progress, but not forever, and record its result."""
         looking = worker.looking
         if looking is not None:
             wait([looking], LOOK_LIMIT_S)
-            self.attempt("a process tree could not be inspected", self._see, worker)
+            self.attempt(NOT_INSPECTED, self._see, worker)
 
     def _see(self, worker: WorkerWatch) -> None:
         """Record the result of a finished look, for the stage that it looked at."""
         with self.lock:
             if worker.looking is not None and worker.looking.done():
                 seen, worker.looking = worker.looking, None
-                seen.result()()
+                if note := seen.result():
+                    note()
 
     def _due(
         self, worker: WorkerWatch, now: float

@@ -61,7 +61,7 @@ class WorkerWatch:
     earlier: Look | None = None
     quiet: QuietWatch | None = None
     stuck_at: float | None = None
-    looking: Future[Callable[[], None]] | None = None
+    looking: Future[Callable[[], None] | None] | None = None
     looked_at: str = ""
     wants_sample: bool = True
     samples: dict[str, Sample] = field(default_factory=dict)
