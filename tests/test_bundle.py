@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import pickle
 import re
+import resource
 import signal
 import socket
 import stat
@@ -484,6 +486,33 @@ def test_names_become_the_same_words_in_every_text() -> None:
     assert "/a.py" in shown
 
 
+def test_flight_records_are_in_it_and_a_hostile_one_takes_no_memory(
+    tmp_path: Path,
+) -> None:
+    entry = {
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": 7,
+        "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[2]],
+        "input_dtypes": ["Float"],
+        "time_created_ns": 1,
+    }
+    stem = tmp_path / "records/rank_"
+    stem.parent.mkdir()
+    Path(f"{stem}0").write_bytes(pickle.dumps({"entries": [entry]}))
+    # Eleven bytes that ask for 4 GiB: the place of a memo that no pickle reaches.
+    Path(f"{stem}1").write_bytes(b"\x80\x02}r\x00\x00\x00\x10.")
+    began = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    told = bundle(tmp_path, TORCH_FR_DUMP_TEMP_FILE=f"{stem}", HOME=f"{tmp_path}")
+    assert told.returncode == 0, told.stderr
+    used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    assert used <= max(began, 1 << 20)  # KiB
+    files = unpacked(tmp_path / "b.tar.gz")
+    (read,) = json.loads(files["flight-records/rank_0.json"])["entries"]
+    assert read["collective_seq_id"] == 7
+    assert f"{stem}1: neither JSON nor a pickle: MemoryError" in files["missing.txt"]
+
+
 def test_an_anonymous_bundle_has_no_names(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(
         "nodename-x7:1:2 [0] NCCL INFO a\n/home/bob.x/run.py failed at 10.9.8.7\n"
@@ -493,7 +522,8 @@ def test_an_anonymous_bundle_has_no_names(tmp_path: Path) -> None:
     files = unpacked(tmp_path / "b.tar.gz")
     text = "\n".join([*files.values(), told.stdout])
     for name in ("nodename-x7", "bob.x", "10.9.8.7", socket.gethostname()):
-        assert name not in text, name
+        # A host "vm" is no part of another word, such as another process's "nvml.c".
+        assert not re.search(rf"(?<![A-Za-z0-9]){name}(?![A-Za-z0-9])", text), name
     assert json.loads(told.stdout)["files"] == [*files]
 
 

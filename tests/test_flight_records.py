@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gkd import files
 from pytest_gkd.diagnosis import flight_records
 
 
@@ -150,6 +151,28 @@ def test_what_is_passed_on_of_a_record_is_short_whatever_it_holds() -> None:
     missing = flight_records.find_missing({0: read}, [1])
     assert missing is not None
     assert missing.text()
+
+
+@pytest.mark.parametrize("limit", [1 << 12, 1 << 18])
+def test_what_a_person_reads_of_a_record_keeps_to_its_room(limit: int) -> None:
+    hostile: dict[Any, Any] = {"me": _bomb(), ("a", 1): 2, "long": "x" * 10**6}
+    hostile |= {"whole": hostile, "big": 10**5000, "many": [0] * 10**6}
+    entries = [_entry(n, frames=_bomb(), more=hostile) for n in range(300)]
+    raw = pickle.dumps({"version": _bomb(), "pg_config": hostile, "entries": entries})
+    text = files.json_text(flight_records.readable(flight_records.read(raw), limit))
+    assert len(text) < 3 * limit
+    assert json.loads(text)["entries"][-1]["collective_seq_id"] == 299
+
+
+def test_a_person_reads_the_last_entries_and_the_stacks_of_the_very_last() -> None:
+    frames = [{"name": "step", "filename": "train.py", "line": 7}]
+    record = _record(*(_entry(n, frames=frames) for n in range(300)), g0=[0, 1])
+    read = flight_records.readable(record, 1 << 20)
+    assert [one["collective_seq_id"] for one in read["entries"]] == [*range(100, 300)]
+    stacks = [one["collective_seq_id"] for one in read["entries"] if "frames" in one]
+    assert stacks == [*range(295, 300)]
+    assert read["entries"][-1]["frames"] == frames
+    assert (read["version"], read["pg_config"]) == ("2.10", record["pg_config"])
 
 
 @pytest.mark.parametrize("groups", [[], 3, {"0": 3}, {"0": {"ranks": "[1"}}, {"0": {}}])

@@ -34,6 +34,7 @@ from pytest_gkd.watch.flight_files import DEFAULTS, DUMPS, MOST_BYTES
 MOST_FILES = 400  # of a report's directory
 MOST_LOGS = 64
 MOST_RAY_LOGS = 16
+MOST_MEMORY = 1 << 30  # for the pickles of flight records: a hostile one asks for more
 SETTINGS = 4000  # characters of a run's settings
 KTHREADD = 2  # the parent of the kernel's own threads
 COMMAND_S = 12.0
@@ -78,6 +79,7 @@ def of(asked: Asked) -> list[Collector]:
         work = partial(stack_parts, pid)
         found.append(Collector(f"stacks of {pid}", 30, eighth, work, is_named=True))
     some = eighth // 4
+    records = partial(flight_record_parts, 2 * some)
     return [
         *found,
         Collector("system", 20, some, _system),
@@ -85,7 +87,7 @@ def of(asked: Asked) -> list[Collector]:
         Collector("GPUs", 30, some, gpu_parts),
         Collector("Ray", 40, 2 * some, ray_parts),
         Collector("Ray's logs", 20, 2 * some, partial(_ray_logs, 2 * some)),
-        Collector("flight records", 20, 2 * some, _flight_records),
+        Collector("flight records", 20, 2 * some, records, memory_bytes=MOST_MEMORY),
         Collector("kernel", 10, some, _kernel),
         Collector("processes", 15, some, _processes),
         Collector("network", 10, some, _network),
@@ -204,26 +206,29 @@ def stack_parts(pid: int) -> Iterator[Part | Missing]:
             yield Part(f"stacks/{one.pid}.txt", f"{one.command}\n{one.text}\n")
 
 
-def _flight_records() -> Iterator[Part | Missing]:
+def flight_record_parts(limit_bytes: int) -> Iterator[Part | Missing]:
     """The records of collectives that torch has written, as JSON."""
     given = [os.environ[name] for name in DUMPS if os.environ.get(name)]
     home = os.path.expanduser("~")  # noqa: PTH111 - not Path.home(), which raises
-    seen = False
-    for stem in [*given, os.path.join(home, DEFAULTS[0]), DEFAULTS[1]]:  # noqa: PTH118
-        for name in sorted(glob.glob(f"{glob.escape(stem)}*"))[:64]:  # noqa: PTH207
-            path = Path(name)
-            seen = True
-            try:
-                with log_extracts.opened(path) as file:
-                    age = time.time() - os.fstat(file.fileno()).st_mtime
-                    record = flight_records.read(file.read(MOST_BYTES))
-            except (OSError, flight_records.RecordError) as error:
-                yield Missing(name, getattr(error, "strerror", None) or str(error))
-                continue
-            entries = record["entries"][-200:]
-            about = {**record, "entries": entries, "written_s_ago": round(age)}
-            yield Part(f"flight-records/{_named(path)}.json", json_text(about))
-    if not seen:
+    stems = [*given, os.path.join(home, DEFAULTS[0]), DEFAULTS[1]]  # noqa: PTH118
+    names = [
+        name
+        for stem in stems
+        for name in sorted(glob.glob(f"{glob.escape(stem)}*"))[:MOST_LOGS]  # noqa: PTH207
+    ]
+    for name in names:
+        path = Path(name)
+        try:
+            with log_extracts.opened(path) as file:
+                age = time.time() - os.fstat(file.fileno()).st_mtime
+                record = flight_records.read(file.read(MOST_BYTES))
+        except (OSError, flight_records.RecordError) as error:
+            yield Missing(name, getattr(error, "strerror", None) or str(error))
+            continue
+        readable = flight_records.readable(record, limit_bytes // len(names))
+        about = {**readable, "written_s_ago": round(age)}
+        yield Part(f"flight-records/{_named(path)}.json", json_text(about))
+    if not names:
         armed = "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 and a timeout write them"
         yield Missing("flight records", f"none was written here ({armed})")
 

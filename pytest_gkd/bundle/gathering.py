@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import json
 import os
+import resource
 import selectors
 import signal
 import time
@@ -43,7 +44,8 @@ class Missing(NamedTuple):
 class Collector(NamedTuple):
     """``work`` yields what it finds, for ``limit_s`` seconds and ``limit_bytes``.
 
-    ``is_named`` says that the user asked for this by its name.
+    ``is_named`` says that the user asked for this by its name; ``memory_bytes`` is
+    what its process and those that it starts may have, if not 0.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Collector(NamedTuple):
     limit_bytes: int
     work: Callable[[], Iterator[Part | Missing]]
     is_named: bool = False
+    memory_bytes: int = 0
 
 
 @dataclass
@@ -125,6 +128,8 @@ def _begin(collector: Collector, others: list[int]) -> _Running:
                 for other in (*others, read):
                     os.close(other)
                 _become_quiet()
+                if collector.memory_bytes:
+                    _limit_memory(collector.memory_bytes)
                 _work(collector, write)
                 status = 0
         finally:
@@ -142,6 +147,12 @@ def _become_quiet() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):
         os.dup2(nowhere, descriptor)
+
+
+def _limit_memory(limit_bytes: int) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or hard > limit_bytes:
+        resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, hard))
 
 
 def _work(collector: Collector, pipe: int) -> None:

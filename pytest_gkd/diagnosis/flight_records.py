@@ -12,6 +12,7 @@ import json
 import pickle
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from pytest_gkd import rank_words
@@ -21,6 +22,8 @@ MOST_ENTRIES = 1000
 # A collective's tensors and the dimensions of one, a group's ranks, the groups, a word.
 MOST_TENSORS, MOST_DIMENSIONS, MOST_RANKS, MOST_GROUPS = 256, 64, 100_000, 64
 MOST_LETTERS = 300
+# What a person reads: entries, those with stacks, letters of a text, of other values.
+MOST_READ, MOST_STACKS, MOST_TEXT, VALUE_LETTERS = 200, 5, 4000, 24
 _NUMBERS = ("collective_seq_id", "time_created_ns")
 _WORDS = ("profiling_name", "recorder", "state")
 
@@ -79,7 +82,8 @@ def read(raw: bytes) -> Record:
     except RecordError:
         raise
     except Exception as error:
-        raise RecordError(f"neither JSON nor a pickle: {error}") from error
+        why = str(error) or type(error).__name__  # MemoryError says nothing
+        raise RecordError(f"neither JSON nor a pickle: {why}") from error
     if not isinstance(found, dict) or not isinstance(found.get("entries", []), list):
         raise RecordError("it has no list of entries")
     entries = [one for one in found.get("entries", []) if _plain(one)]
@@ -100,6 +104,50 @@ def shortened(record: Record) -> str:
         for name in [*named][:MOST_GROUPS]
     }
     return json.dumps({"entries": entries, "pg_config": groups})
+
+
+def readable(record: Record, most_letters: int) -> dict[str, Any]:
+    """The last entries of a record, and what else it has, for a person; see ``read``.
+
+    Stacks, most of a record, only of the last few, and all in bounds: an entry that is
+    as torch writes it may hold anything beside that.
+    """
+    room = _Room(most_letters)
+    entries = []
+    for number, entry in enumerate(reversed(record["entries"][-MOST_READ:])):
+        if room.left <= 0:
+            break
+        skipped = () if number < MOST_STACKS else ("frames",)
+        shown = {name: value for name, value in entry.items() if name not in skipped}
+        entries.append(room.fitting(shown))
+    others = {name: value for name, value in record.items() if name != "entries"}
+    return {**room.fitting(others), "entries": entries[::-1]}
+
+
+@dataclass
+class _Room:
+    """Room for so many letters of JSON; in place of what is left out is "..."."""
+
+    left: int
+
+    def fitting(self, value: Any, depth: int = 8) -> Any:
+        """A copy of what there is room for, and no deeper."""
+        self.left -= len(value) if isinstance(value, str) else VALUE_LETTERS
+        if isinstance(value, (dict, list, tuple)) and depth:
+            several = islice(value, max(0, self.left // VALUE_LETTERS))
+            if isinstance(value, dict):
+                named = (name for name in several if isinstance(name, str))
+                return {
+                    name[:MOST_LETTERS]: self.fitting(value[name], depth - 1)
+                    for name in named
+                    if self.left > 0
+                }
+            return [self.fitting(one, depth - 1) for one in several if self.left > 0]
+        if isinstance(value, str):
+            return value if len(value) <= MOST_TEXT else f"{value[:MOST_TEXT]}..."
+        is_short = value is None or isinstance(value, (bool, float))
+        is_short |= isinstance(value, int) and abs(value) < 1 << 64
+        return value if is_short else "..."
 
 
 def _plain(entry: Any) -> dict[str, Any]:
