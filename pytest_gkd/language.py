@@ -1,16 +1,15 @@
 """The language of what users read: English, or Chinese from a gettext catalogue.
 
 A text's key is the text itself in English, so ids and JSON stay English and a text
-without a translation is shown as it is. ``tools/translations.py`` keeps the catalogue.
+without a translation is shown as it is. ``tools/translations.py`` keeps the catalogue,
+which is read as it lies in the tree: nothing has to be compiled after a change of it.
 In English nothing is read.
 """
 
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Collection, Iterator, Mapping
-from gettext import NullTranslations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +24,12 @@ VARIABLES = ("LANGUAGE", "LC_ALL", "LC_MESSAGES", "LANG")
 
 # The context, as gettext has it, of texts that are translated with their values filled.
 FILLED = "filled"
+# A text of the catalogue, with its context; the empty one is its header.
+ENTRY = rf'^(?:msgctxt "({FILLED})"\n)?msgid (".+")\nmsgstr (".*")$'
 
-# Of this process, as gettext itself has it: texts are made everywhere.
-_catalogue: NullTranslations | None = None
+# Of this process, as gettext has it: texts are made everywhere. The translations, under
+# their contexts and texts.
+_catalogue: dict[tuple[str, str], str] | None = None
 _filled_texts: FilledTexts | None = None
 
 
@@ -35,12 +37,19 @@ def use(language: str) -> None:
     """Show texts in a language of options.LANGUAGES from now on."""
     global _catalogue, _filled_texts
     _filled_texts = None
-    if language == ENGLISH:
-        _catalogue = None
-        return
-    from gettext import translation
+    _catalogue = None if language == ENGLISH else _read(language)
 
-    _catalogue = translation(DOMAIN, CATALOGUES, [language])
+
+def _read(language: str) -> dict[tuple[str, str], str]:
+    """The catalogue of a language: strings as JSON has them, long ones in pieces."""
+    import json
+    import re
+
+    path = CATALOGUES / language / "LC_MESSAGES" / f"{DOMAIN}.po"
+    joined = path.read_text("utf-8").replace('"\n"', "")
+    contexts, *columns = zip(*re.findall(ENTRY, joined, re.MULTILINE), strict=True)
+    texts, told = (json.loads(f"[{','.join(column)}]") for column in columns)
+    return dict(zip(zip(contexts, texts, strict=True), told, strict=True))
 
 
 def of_locale(
@@ -67,8 +76,7 @@ def current() -> str:
 
 def tr(text: str) -> str:
     """The text in the user's language; its ``{name}`` places are filled afterwards."""
-    # gettext has the catalogue's own header under the empty text.
-    return text if _catalogue is None or not text else _catalogue.gettext(text)
+    return text if _catalogue is None else _catalogue.get(("", text)) or text
 
 
 def tr_filled(text: str) -> str:
@@ -89,19 +97,10 @@ def tr_filled(text: str) -> str:
 
 
 def filled_texts() -> Iterator[tuple[str, str]]:
-    """The texts of FILLED, and others without places, with their translations.
-
-    gettext cannot list them, so they are read as its manual describes the file ("The
-    Format of GNU MO Files"): how many, and where their lengths and places stand.
-    """
-    data = (CATALOGUES / CHINESE / "LC_MESSAGES" / f"{DOMAIN}.mo").read_bytes()
-    count, *tables = struct.unpack_from("<III", data, 8)
-    for number in range(count):
-        places = (struct.unpack_from("<II", data, at + 8 * number) for at in tables)
-        text, told = (data[at : at + size].decode() for size, at in places)
-        context, mark, own = text.rpartition("\x04")
-        if " " in own and (context == FILLED or (not mark and "{" not in own)):
-            yield own, told
+    """The texts of FILLED, and others without places, with their translations."""
+    for (context, text), told in (_catalogue or {}).items():
+        if " " in text and (context == FILLED or "{" not in text):
+            yield text, told
 
 
 def marked(text: str) -> str:

@@ -72,7 +72,7 @@ def test_in_english_nothing_of_the_catalogue_is_read() -> None:
     code = (
         "import os, sys\n"
         "sys.addaudithook(lambda name, found: name == 'open' and"
-        " str(found[0]).endswith('.mo') and os._exit(7))\n"
+        " str(found[0]).endswith('.po') and os._exit(7))\n"
         "from pytest_gkd import language\n"
         "from pytest_gkd.__main__ import main\n"
         "assert main(['explain', 'comm.ib']) == 0\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gettext
 import io
 import re
 import sys
@@ -18,6 +17,7 @@ import translations
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract
 
+from pytest_gkd import language
 from pytest_gkd.language import FILLED
 
 
@@ -33,21 +33,28 @@ def test_every_text_has_its_translation_and_no_other_is_kept() -> None:
     assert kept == found
 
 
-def test_the_files_are_what_the_tool_makes() -> None:
-    made = translations.updated()
-    assert translations.PO.read_bytes() == translations.po_bytes(made)
-    assert translations.MO.read_bytes() == translations.mo_bytes(made)
+def test_the_file_is_what_the_tool_makes() -> None:
+    assert translations.PO.read_bytes() == translations.po_bytes(translations.updated())
 
 
 def test_what_is_read_at_run_time_is_what_was_translated() -> None:
-    with translations.MO.open("rb") as file:
-        read = gettext.GNUTranslations(file)
-    for message in translations.kept():
-        text = str(message.id)
-        if message.context is not None:
-            assert read.pgettext(message.context, text) == message.string
-        elif text:
-            assert read.gettext(text) == message.string
+    assert language._read("zh") == {
+        (one.context or "", one.id): one.string for one in translations.kept() if one.id
+    }
+
+
+@pytest.mark.parametrize("text", ['a "b"', "\\n", "a\nb\n", "\t|\r", '\\"', "x " * 99])
+def test_every_character_is_read_as_it_was_written(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = Catalog(locale="zh")
+    catalog.add(text, f"{text}中", context=FILLED)
+    catalog.add(text, "")
+    place = tmp_path / "zh/LC_MESSAGES/gkd.po"
+    place.parent.mkdir(parents=True)
+    place.write_bytes(translations.po_bytes(catalog))
+    monkeypatch.setattr(language, "CATALOGUES", tmp_path)
+    assert language._read("zh") == {(FILLED, text): f"{text}中", ("", text): ""}
 
 
 def test_a_translation_is_chinese_and_ends_as_its_text_does() -> None:

@@ -1,9 +1,8 @@
 """Keep the Chinese catalogue: what has to be translated, and what is wrong with it.
 
 ``python tools/translations.py`` takes new texts of the program into
-``pytest_gkd/locale/zh/LC_MESSAGES/gkd.po``, drops those it no longer has, writes the
-``gkd.mo`` that is read at run time, and prints what is still to be done; ``--check``
-writes nothing. Both exit with 1 if anything is.
+``pytest_gkd/locale/zh/LC_MESSAGES/gkd.po``, drops those it no longer has, and prints
+what is still to be done; ``--check`` writes nothing. Both exit with 1 if anything is.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from pathlib import Path
 import message_templates
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract
-from babel.messages.mofile import write_mo
 from babel.messages.pofile import read_po, write_po
 
 from pytest_gkd import variable_table
@@ -29,7 +27,6 @@ from pytest_gkd.language import CATALOGUES, CHINESE, DOMAIN, FILLED
 
 PACKAGE = CATALOGUES.parent
 PO = CATALOGUES / CHINESE / "LC_MESSAGES" / f"{DOMAIN}.po"
-MO = PO.with_suffix(".mo")
 KEYWORDS = {"tr": None, "marked": None}
 # Modules whose messages end up in the record of a run, which is rendered.
 SHOWN = (
@@ -166,13 +163,6 @@ def po_bytes(catalog: Catalog) -> bytes:
     )
 
 
-def mo_bytes(catalog: Catalog) -> bytes:
-    """The catalogue as gettext reads it."""
-    file = io.BytesIO()
-    write_mo(file, catalog)
-    return file.getvalue()
-
-
 def wrong(catalog: Catalog) -> Iterator[str]:
     """What has no translation, or one that differs in what must stay as it is."""
     alike: dict[str, tuple[str, str]] = {}
@@ -213,13 +203,12 @@ def main(arguments: Sequence[str]) -> int:
     """Write the catalogue (not with ``--check``), and print what is to be done."""
     made = updated()
     found = list(wrong(made))
-    files = {PO: po_bytes(made), MO: mo_bytes(made)}
-    for path, data in files.items():
-        if "--check" not in arguments:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-        elif not path.exists() or path.read_bytes() != data:
-            found.append(f"{path.name}: out of date: run python tools/translations.py")
+    data = po_bytes(made)
+    if "--check" not in arguments:
+        PO.parent.mkdir(parents=True, exist_ok=True)
+        PO.write_bytes(data)
+    elif not PO.exists() or PO.read_bytes() != data:
+        found.append(f"{PO.name}: out of date: run python tools/translations.py")
     print("\n".join(found) or "complete")
     return 1 if found else 0
 
