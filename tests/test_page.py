@@ -14,10 +14,13 @@ import pytest
 import report_schema
 from test_plugin import Run
 
+from pytest_gkd import language
 from pytest_gkd.__main__ import main
+from pytest_gkd.options import LANGUAGES
 from pytest_gkd.processes import host_capabilities
 from pytest_gkd.report import history, page
 from pytest_gkd.report.compare import Report
+from pytest_gkd.stage_specs import BY_NAME
 
 HOSTILE = "</pre><script>document.title = 'owned'</script><img src=x onerror=alert(1)>"
 PROBE = """
@@ -203,6 +206,52 @@ def test_a_browser_shows_it_and_runs_nothing(tmp_path: Path) -> None:
     assert "<title>1 of 1 stages failed" in shown
     assert "<title>owned" not in shown
     assert 'class="bar failed"' in shown
+
+
+# What of a page, all of it folded out, lies beyond the right edge of a narrow screen.
+MEASURE = """<iframe src="%s" style="width:390px;height:3000px;border:0"></iframe>
+<script>
+onload = () => {
+  const page = document.querySelector("iframe").contentDocument;
+  page.querySelectorAll("details").forEach(one => one.open = true);
+  const beyond = [...page.querySelectorAll("main *")].filter(
+    one => one.getBoundingClientRect().right > 390);
+  document.title = beyond.map(one => one.textContent).join("|").slice(0, 300) || "fits";
+}
+</script>"""
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="no Chromium is here")
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_nothing_of_a_page_lies_beyond_the_edge_of_a_phone(
+    tmp_path: Path, lang: str
+) -> None:
+    (whole,) = made(outcome="passed", duration_s=125.0).data["stages"]
+    stages = [{**whole, "name": name, "budget_s": 120} for name in BY_NAME]
+    stages.append({**whole, "name": "mine", "outcome": "timeout", "message": "x" * 900})
+    settings = {**made().data["settings"], "gpu_memory_utilization": "/data" * 90}
+    data = {**made().data, "stages": stages, "settings": settings}
+    runs = [history.entry({**data, "started": f"2026-11-26T01:0{n}"}) for n in range(3)]
+    language.use(lang)
+    try:
+        last = Report("r", {**data, "started": "2026-11-27"})
+        text = page.html(last, tmp_path, (), runs)
+    finally:
+        language.use("en")
+    (tmp_path / "report.html").write_text(text, "utf-8")
+    (tmp_path / "frame.html").write_text(MEASURE % (tmp_path / "report.html").as_uri())
+    shown = subprocess.run(
+        [
+            *("chromium", "--headless", "--no-sandbox", "--disable-gpu"),
+            *("--disable-web-security", f"--user-data-dir={tmp_path / 'profile'}"),
+            *("--allow-file-access-from-files", "--virtual-time-budget=4000"),
+            *("--dump-dom", (tmp_path / "frame.html").as_uri()),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
+    assert "<title>fits</title>" in shown
 
 
 def test_a_report_that_is_not_there_is_told(
