@@ -93,6 +93,15 @@ def test_a_long_run_of_frames_is_folded_and_one_that_stays_above_is_told(
     assert "1 of them stands here" in text
 
 
+def test_the_stacks_of_a_process_are_under_what_it_does(tmp_path: Path) -> None:
+    (tmp_path / "stacks").mkdir()
+    for pid in (103, 2000):
+        (tmp_path / f"stacks/{pid}.txt").write_text("main (train.py:1)")
+    text = kept(tmp_path, eight())
+    assert "<summary>stacks/103.txt: rank 3 waits</summary>" in text
+    assert "<summary>stacks/2000.txt</summary>" in text
+
+
 def test_nothing_that_a_job_says_of_itself_is_markup(tmp_path: Path) -> None:
     processes = [{"pid": 1, "ppid": 0, "does": HOSTILE, "command": HOSTILE}]
     lines = {name: [HOSTILE] for name in ("why", "waits", "evidence", "problems")}

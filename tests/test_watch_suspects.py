@@ -106,7 +106,7 @@ def test_what_is_not_seen_is_not_worded_as_seen(tmp_path: Path) -> None:
         return [line.split(".    ")[1] for line in lines if ".    " in line]
 
     first, second = told(look(BARRIER))
-    assert first.startswith("ranks stand in barrier")
+    assert first.startswith("ranks stand in a collective such as barrier")
     assert second.startswith("perhaps the file system")
     assert told(look(SAVE, state="D"))[0].startswith("a rank stands below save")
     assert told(look(SAVE))[0].startswith("perhaps a rank stands below save")
@@ -114,4 +114,4 @@ def test_what_is_not_seen_is_not_worded_as_seen(tmp_path: Path) -> None:
     assert [line[:23] for line in told(look())] == ["perhaps the file system"]
     # Of other machines nothing is known.
     far = told(look(remote=("10.0.0.5:29500",)))
-    assert far[0].startswith("perhaps ranks stand in barrier")
+    assert far[0].startswith("perhaps ranks stand in a collective")

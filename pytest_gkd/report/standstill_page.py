@@ -46,7 +46,10 @@ def html(told: Mapping[str, Any], folder: Path) -> str:
         "first": cut(str([*fixes, *told["waits"], ""][0])),
         "causes": causes,
         "standstill": parts(told, folder),
-        "files": list(Files(folder).ends(f"stacks/{one}" for one in names)),
+        "files": [
+            {**file, "name": f"{file['name']}{_doing(told, file['name'])}"}
+            for file in Files(folder).ends(f"stacks/{one}" for one in names)
+        ],
     }
     return templates.load(TEMPLATE).render(page=page)
 
@@ -90,6 +93,14 @@ def _suspect(one: Mapping[str, Any]) -> str:
     sure = "" if one.get("seen") else "perhaps "
     check = f"; {one.get('where')}: {one['command']}" if one.get("command") else ""
     return cut(f"{sure}{one.get('observation')} [{one.get('cause')}]{check}")
+
+
+def _doing(told: Mapping[str, Any], name: str) -> str:
+    """What the process does whose stacks a file has; empty if it is not told."""
+    pid = Path(name).stem
+    said = (one for one in told.get("processes") or () if str(one.get("pid")) == pid)
+    does = next((one.get("does") for one in said), None)
+    return f": {cut(str(does), DOES_CHARS)}" if does else ""
 
 
 def _tree(
