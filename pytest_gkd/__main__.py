@@ -828,7 +828,10 @@ def _watch(asked: argparse.Namespace) -> int:
     # Imported only here: it renders with a package of its own.
     from pytest_gkd.watch import watch_job
 
-    return watch_job.run(watch_arguments.checked(asked, asked.command))
+    request = watch_arguments.checked(asked, asked.command)
+    for name in request.rules:  # hours before they are needed
+        rules.read_rule(Path(name))
+    return watch_job.run(request)
 
 
 def _completion(asked: argparse.Namespace) -> int:

@@ -264,3 +264,50 @@ def _role(pid: int) -> Role:
         kind = "ray-actor" if "." in title else "ray-worker"
         return Role(kind, title.split()[0].removesuffix("()"))
     return Role()
+
+
+# What NCCL's RAS threads write (NCCL 2.24 to 2.30, src/ras/client_support.cc), in two
+# parts: the second comes when all ranks have answered, or ten seconds later.
+RAS_ANSWER = """\
+NCCL version 2.30.7 compiled with CUDA 13.0
+CUDA runtime version 13000, driver version 13000
+
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      2          2            1          4        4
+
+Communicators...| (0.01s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         2         2         4         4   RUNNING  MISMATCH
+
+Errors
+======
+
+INCOMPLETE
+  Missing communicator data from 1 job process
+  Process 77 on node 10.0.0.3 managing GPU 1
+
+Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different AllReduce operation counts
+  3 ranks have launched up to operation 1050
+  Rank 2 has launched up to operation 1049 -- GPU 0 managed by process 99 on node b
+
+  Communicator ranks have different Broadcast operation counts
+  3 ranks have launched up to operation 7
+  Rank 2 has not launched any operations -- GPU 0 managed by process 99 on node b
+
+"""
+RAS_TELLS = (
+    "ncclras: #0-0 MISMATCH: Communicator ranks have different AllReduce operation "
+    "counts; 3 ranks have launched up to operation 1050; Rank 2 has launched up to "
+    "operation 1049 -- GPU 0 managed by process 99 on node b"
+)

@@ -6,6 +6,7 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import socket
 import sys
 import threading
@@ -18,10 +19,11 @@ import live_jobs
 import pytest
 
 from pytest_gkd.processes import oom, tree
-from pytest_gkd.watch import evidence, flight_files, ray_places, waits
+from pytest_gkd.watch import evidence, flight_files, rank_servers, ray_places, waits
 from pytest_gkd.watch.evidence import Evidence, Finding
 from pytest_gkd.watch.flight_files import Recorder
-from pytest_gkd.watch.samples import ProcessSample, Role
+from pytest_gkd.watch.rank_servers import Answer
+from pytest_gkd.watch.samples import NodeSample, ProcessSample, Role
 
 
 def _of(pid: int, kind: str = "process", rank: int | None = None) -> ProcessSample:
@@ -167,7 +169,7 @@ def test_torchs_real_debug_server_is_asked(
     pytest.importorskip("tabulate")
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
-    monkeypatch.setattr(evidence, "DEBUG_PORT", port)
+    monkeypatch.setattr(rank_servers, "DEBUG_PORT", port)
     program = tmp_path / "train.py"
     program.write_text(DEBUGGED)
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -199,36 +201,72 @@ def test_torchs_real_debug_server_is_asked(
 
 RAS = """
 import socket, sys, time
-listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-print(flush=True)
+host, port, answer = sys.argv[1:]
+family = socket.AF_INET6 if ":" in host else socket.AF_INET
+listener = socket.create_server((host, int(port)), family=family)
 while True:
     talk, _ = listener.accept()
     asked = talk.recv(99)
     assert asked == b"verbose status\\n", asked
-    talk.sendall(b"NCCL version 2.30.7\\n#0-0 (abcd) MISMATCH\\n  1 rank is lagging\\n")
+    for part in answer.split("|"):
+        talk.sendall(part.encode())
+        time.sleep(6 if part == answer.split("|")[0] else 0)
     talk.close()
 """
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_nccls_ras_is_asked_in_its_own_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    monkeypatch.setattr(evidence, "RAS_PORT", port)
+    """It listens on what "localhost" means first, and waits itself for its ranks."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.create_server((host, 0), family=family) as free:
+            port = free.getsockname()[1]
+    except OSError:
+        pytest.skip(f"no {host} here")
+    monkeypatch.setattr(rank_servers, "RAS_PORT", port)
     program = tmp_path / "ras.py"
     program.write_text(RAS)
-    with live_jobs.running([sys.executable, str(program), str(port)]) as pid:
+    run = [sys.executable, str(program), host, str(port), live_jobs.RAS_ANSWER]
+    with live_jobs.running(run) as pid:
         found = None
-        for _ in range(200):
+        for _ in range(400):
             processes = [_of(pid), _of(os.getpid(), "rank", 0)]
             found = found or _only(monkeypatch, "ncclras", *processes)
             time.sleep(0.05)
             if found:
                 break
     assert found is not None
-    assert found.said == ("ncclras: #0-0 (abcd) MISMATCH", "ncclras: 1 rank is lagging")
+    assert not found.problem
+    incomplete, first, second = found.said
+    assert incomplete == (
+        "ncclras: INCOMPLETE: Missing communicator data from 1 job process; Process 77 "
+        "on node 10.0.0.3 managing GPU 1"
+    )
+    assert first == live_jobs.RAS_TELLS
+    assert second.startswith(
+        "ncclras: #0-0 MISMATCH: Communicator ranks have different"
+    )
+    assert "Rank 2 has not launched any operations" in second
     assert "NCCL version 2.30.7" in found.text
+
+
+def test_ras_that_complains_of_nothing_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor do the words of its table, which has a column for errors."""
+    sound = re.sub(
+        r"(?s)INCOMPLETE\n.*\n\n(Warnings\n=+\n\n).*", r"\1", live_jobs.RAS_ANSWER
+    )
+    answer = Answer("127.0.0.1:28028", sound.replace("|", "").replace("MISMATCH", "OK"))
+    far = NodeSample("node-b", number=1, servers={"ncclras": answer})
+    source = {"ncclras": evidence.SOURCES["ncclras"]}
+    monkeypatch.setattr(evidence, "SOURCES", source)
+    (found,) = evidence.collect([_of(os.getpid())], None, 60, [far]).findings
+    assert (found.said, found.problem) == ((), "")
+    assert "Warnings" in found.text
 
 
 def test_a_real_rays_pending_actor_is_told_by_its_own_executable(

@@ -112,6 +112,7 @@ def test_how_a_job_ended_is_read_from_its_log(
         (["--notify=http://x.org/"], "only https"),
         (["--pid=1", "--", "true"], "a command and --pid or --log; give the one or"),
         (["--"], "no command after --"),
+        (["--rules=no.toml", "--", "true"], "no.toml: cannot be read: No such file"),
         ([], "nothing to watch; give a command (gkd watch -- python train.py)"),
     ],
 )

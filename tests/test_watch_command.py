@@ -86,12 +86,36 @@ def test_a_failed_command_is_told_with_its_cause(tmp_path: Path) -> None:
     assert "gkd diagnose " in said
 
 
+def test_what_a_command_took_is_its_own_time(tmp_path: Path) -> None:
+    """Its log is asked for the cause before its end is told, which takes seconds."""
+    text = """
+import time
+from pytest_gkd.watch import arguments, started, stuck_report
+asked = arguments.Asked(("false",), status=False)
+watched = started.CommandWatch(asked)
+def slow(*asked):
+    print(time.monotonic() - watched.watch.began)
+    time.sleep(3)
+    return {"causes": [], "verdict": "no cause", "phase": ""}
+stuck_report.diagnosed = slow
+watched.run()
+"""
+    done = subprocess.run(
+        python(text), check=False, capture_output=True, text=True, cwd=tmp_path
+    )
+    told = re.search(r"exit code 1 after ([\d.]+) s\n", done.stderr)
+    assert told, done.stderr
+    assert float(told[1]) < float(done.stdout) + 1
+
+
 @pytest.mark.parametrize(
     ("command", "status", "said"),
     [
         ("no-such-command", 127, "no-such-command: there is no such command on PATH"),
         ("./no-such-file", 127, "./no-such-file: there is no such command"),
         ("./plain", 126, "./plain: permission denied"),
+        (".", 126, ".: is a directory"),
+        ("", 2, "no command after --"),
         ("./script", 126, "./script: is no program: it has no #! line; "),
     ],
 )
@@ -166,7 +190,7 @@ def test_what_a_command_leaves_behind_is_told_and_left_alone(tmp_path: Path) -> 
     child = psutil.Process(int(done.stdout))
     try:
         assert done.returncode == 0
-        assert "has ended and left 1 processes running" in done.stderr.decode()
+        assert f"left running: {child.pid}; to go on" in done.stderr.decode()
         assert f"gkd watch --pid {child.pid}" in done.stderr.decode()
         assert child.is_running()
     finally:

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import live_jobs
 import pytest
+import recorded
 import two_machines
+from recorded import Recorded
 from two_machines import TOKEN, Machine, wait_for
 
 from pytest_gkd.watch import ray_helper_process
@@ -69,7 +73,7 @@ class Trainer:
 class Rank:
     # Of a real group; NCCL's library and a GPU are files that have their names.
     def __init__(self, folder):
-        self.maps = []
+        self.folder, self.maps = folder, []
         for name in ("libnccl.so.2", "dev/nvidia0"):
             with open(os.path.join(folder, name), "rb") as file:
                 self.maps.append(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
@@ -77,6 +81,28 @@ class Rank:
         rank, where = int(os.environ["RANK"]), "tcp://10.87.0.1:29511"
         dist.init_process_group("gloo", where, rank=rank, world_size=2)
         threading.Thread(target=self.answer_pipe, daemon=True).start()
+        if rank == 1:
+            threading.Thread(target=self.answer_as_nccl, daemon=True).start()
+            threading.Thread(target=self.answer_as_debug_server, daemon=True).start()
+    def answer_as_nccl(self):
+        import socket
+        head, rest = open(os.path.join(self.folder, "ras")).read().split("|")
+        listener = socket.create_server(("127.0.0.1", 28028))
+        while True:
+            talk, _ = listener.accept()
+            if talk.recv(99) == b"verbose status\\n":
+                talk.sendall(head.encode())
+                time.sleep(6)  # it waits itself for ranks that do not answer
+                talk.sendall(rest.encode())
+            talk.close()
+    def answer_as_debug_server(self):
+        from http.server import BaseHTTPRequestHandler, HTTPServer
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b"<h2>Rank 1: x</h2><pre>in evaluate</pre>")
+        HTTPServer(("127.0.0.1", 25999), Handler).serve_forever()
     def answer_pipe(self):
         # As ProcessGroupNCCL's DumpPipe does.
         import torch._C._distributed_c10d as c10d
@@ -161,6 +187,9 @@ print("training finished")
 """
 
 
+FAR_GPU = Recorded("580.95.05", (recorded.gpu(0, "H100", recorded.H100, free=12159),))
+
+
 class Watched:
     """``gkd watch`` and its job, on a machine."""
 
@@ -171,7 +200,7 @@ class Watched:
         options = ("--look-after=3", "--stuck-after=3", "--dir", str(place / "watch"))
         gkd = (sys.executable, "-m", "pytest_gkd", "watch", *options)
         # The token is the job's alone, and no variable of who watches.
-        job = ("env", *TOKEN, sys.executable, str(place / "job.py"), *words)
+        job = ("env", *TOKEN, two_machines.PYTHON, str(place / "job.py"), *words)
         with (place / "shown").open("wb") as shown:
             self.process = subprocess.Popen(
                 machine.command(*gkd, "--", *job),
@@ -221,8 +250,14 @@ class Watched:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[tuple[Machine, Machine]]:
-    with two_machines.ray_cluster() as machines:
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[Machine, Machine]]:
+    """The second believes that it has a GPU, where a stand-in for NVML can be built."""
+    far = {}
+    if shutil.which("cc"):
+        far = recorded.environment(FAR_GPU, tmp_path_factory.mktemp("gpu"))
+    with two_machines.ray_cluster(far) as machines:
         yield machines
 
 
@@ -340,6 +375,7 @@ def test_flight_records_of_ranks_on_both_nodes(
     (place / "dev").mkdir(parents=True)
     for name in ("libnccl.so.2", "dev/nvidia0"):
         (place / name).write_bytes(bytes(4096))
+    (place / "ras").write_text(live_jobs.RAS_ANSWER)
     job = Watched(cluster[0], tmp_path / "job", "ranks", str(place))
     try:
         job.wait_for("'step': 2")
@@ -355,6 +391,15 @@ def test_flight_records_of_ranks_on_both_nodes(
         assert "entered by rank 0; rank 1 had entered 2" in found
         record = job.report("evidence/flight-recorder.txt")
         assert re.search(rf"rank 1: 10.87.0.2:{place}/dump-1\n", record)
+        # What listens on its own node alone has been asked there.
+        assert live_jobs.RAS_TELLS in told["standstill"]["evidence"]
+        ras = job.report("evidence/ncclras.txt")
+        assert ras.startswith("127.0.0.1:28028 on 10.87.0.2\nNCCL version 2.")
+        server = job.report("evidence/torch-debug-server.txt")
+        assert server.startswith("127.0.0.1:25999 on 10.87.0.2\nstacks\n")
+        assert "in evaluate" in server
+        if shutil.which("cc"):
+            assert "GPUs: 10.87.0.2: 0 at 0 %, the fullest 68/80 GiB" in found
         # By an interface that is not Ray's, to a node that is seen.
         assert told["confidence"] == "certain"
     finally:

@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pytest_gkd.processes import procfs
 
-RAY = str(Path(sys.executable).with_name("ray"))
+# Another release of Ray is tried by its own Python, of the same minor version as this.
+PYTHON = os.environ.get("GKD_RAY_PYTHON", sys.executable)
+RAY = str(Path(PYTHON).with_name("ray"))
 LIMIT_S = 120.0
 # Only who has the token may speak to the cluster: Ray's default where one was made.
 TOKEN = ("RAY_AUTH_MODE=token", f"RAY_AUTH_TOKEN={'a1' * 32}")
@@ -113,8 +115,9 @@ def connected() -> Iterator[tuple[Machine, Machine]]:
 
 
 @contextlib.contextmanager
-def ray_cluster() -> Iterator[tuple[Machine, Machine]]:
-    """A Ray cluster over two machines; the second has the resource ``far``."""
+def ray_cluster(far: Mapping[str, str]) -> Iterator[tuple[Machine, Machine]]:
+    """A Ray cluster over two machines; the second has the resource ``far``, and the
+    variables."""
     with connected() as (head, other):
         common = ("--object-store-memory=80000000", "--disable-usage-stats")
         start = ("env", *TOKEN, RAY, "start", *common, "--num-cpus=2")
@@ -122,8 +125,9 @@ def ray_cluster() -> Iterator[tuple[Machine, Machine]]:
             *(*start, "--head", f"--node-ip-address={head.address}", "--port=6379"),
             "--include-dashboard=false",
         )
+        variables = (f"{name}={value}" for name, value in far.items())
         other.run(
-            *(*start, f"--address={head.address}:6379"),
+            *("env", *variables, *start, f"--address={head.address}:6379"),
             *(f"--node-ip-address={other.address}", '--resources={"far": 8}'),
         )
         yield head, other

@@ -172,7 +172,7 @@ def checked(given: argparse.Namespace, command: list[str] | None) -> Asked:
         raise WatchError(
             tr("watch: a command and --pid or --log; give the one or the other")
         )
-    if command is not None and not command:
+    if command is not None and not "".join(command[:1]):
         raise WatchError(tr("watch: no command after --"))
     ends = {
         "--on-stuck=end": given.on_stuck == "end",

@@ -114,11 +114,12 @@ class AttachedWatch:
         if self.pid is not None:
             lines.append(
                 f"watching {self.pid} ({procfs.command(self.pid)}) and what is below "
-                f"it: {len(found)} processes"
+                f"it (processes: {len(found)})"
             )
         elif found:
             some = ", ".join(map(str, sorted(found)[:5]))
-            lines.append(f"the logs are written by {len(found)} processes ({some})")
+            some += ", ..." if len(found) > 5 else ""
+            lines.append(f"who writes these logs: {some}")
         else:
             lines.append(
                 "no process of yours has these logs open: only what they say can be "

@@ -193,6 +193,8 @@ class Command:
                 f"{name}: is no program: it has no #! line; name what runs it, such "
                 f"as: gkd watch -- bash {name}",
             )
+        if Path(name).is_dir():  # as a shell says it
+            number = errno.EISDIR
         return exits.NOT_EXECUTABLE, f"{name}: {os.strerror(number).lower()}"
 
     # -- what is done to it ------------------------------------------------------

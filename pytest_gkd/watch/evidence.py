@@ -1,8 +1,6 @@
 """What else tells why a job stands still, asked of whatever can answer.
 
-Each source has a time of its own and may fail alone; nothing is signalled or ended. Of
-NCCL's RAS threads: NCCL's user guide, "RAS"; of the debug server:
-torch/distributed/debug.
+Each source has a time of its own and may fail alone; nothing is signalled or ended.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import re
 import socket
 import threading
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,22 +23,20 @@ from pytest_gkd import sanitize
 from pytest_gkd.clock import monotonic
 from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.files import make_way, write_private
-from pytest_gkd.processes import oom, procfs
+from pytest_gkd.processes import oom
 from pytest_gkd.watch import (
     flight_files,
     job_links,
+    rank_servers,
     rank_sets,
     ray_places,
     stack_tree,
     waiting,
 )
+from pytest_gkd.watch.rank_servers import Answer
 from pytest_gkd.watch.samples import NodeSample, ProcessSample
 from pytest_gkd.watch.waits import Known, RayTask
 
-MOST_BYTES = 64 << 20
-RAS_PORT = 28028
-DEBUG_PORT = 25999
-ASK_S = 5.0  # one answer of a server
 SHOWN = 6  # lines of one source in the report
 TIGHT = 0.02  # of memory or a disk
 KERNELS = re.compile(
@@ -50,12 +45,10 @@ KERNELS = re.compile(
     r"|INFO: task .* blocked for more than.*|nfs: server .* not responding.*"
     r"|.*I/O error.*|EXT4-fs error.*|XFS .*(?:[Cc]orruption|shutdown).*"
 )
-_RAS_SAYS = re.compile(
-    r"(?i)error|warning|incomplete|mismatch|unresponsive|lagging|dead"
-)
+# "#0-1 (27a079b828ff1a75) MISMATCH": a group, its communicator, and a hash of it.
+_HASH = re.compile(r" \([0-9a-f]{16}\)")
 # torch/distributed/debug/_frontend.py, JSON_RESP_TEMPLATE
 _RECORDS = re.compile(r"<h2>Rank (\d{1,7}): [^<]*</h2>\s*<pre>([^<]*)</pre>")
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 @dataclass(frozen=True)
@@ -101,7 +94,16 @@ class Job:
         self.records: dict[tuple[str, int], flight_records.Record] = {}
         self.tasks: list[RayTask] = []
         self.wants: bool | None = None  # see ``Known.ray_wants``
-        self.ports = _listening(processes)
+        self.ports = rank_servers.listening(
+            one.pid for one in processes if not one.node
+        )
+
+    def answers(self, name: str) -> list[tuple[str, Answer]]:
+        """What a server of ``rank_servers`` says, by node, this machine's first."""
+        here = [one.pid for one in self.processes if not one.node]
+        told = rank_servers.answer(name, here, self.ports)
+        far = ((node.name, node.servers.get(name)) for node in self.nodes)
+        return [(node, one) for node, one in (("", told), *far) if one is not None]
 
     def ranks(self) -> list[ProcessSample]:
         return [
@@ -220,49 +222,66 @@ def _flight_recorder(job: Job) -> Finding | None:
 
 def _debug_server(job: Job) -> Finding | None:
     """torch.distributed.debug's server, where the job has started one."""
-    port = next((p for p in job.ports if p == DEBUG_PORT), None)
-    if port is None:
-        return None
-    name = "torch debug server"
-    pages = {
-        page: _get(f"http://127.0.0.1:{port}/{page}")
-        for page in ("stacks", "fr_trace_json")
-    }
     kinds = {stack_tree.kind_of(one) for one in job.ranks()}
-    for rank, text in _RECORDS.findall(pages["fr_trace_json"]):
-        with contextlib.suppress(flight_records.RecordError):
-            record = flight_records.read(html.unescape(text).encode())
-            if len(kinds) == 1:  # else nothing tells whose it is
-                job.records.setdefault((min(kinds), int(rank)), record)
-    plain = [
-        f"{p}\n{re.sub('<[^>]*>', '', html.unescape(t))}" for p, t in pages.items()
-    ]
-    said = f"torch's debug server on port {port} has answered (its text is kept)"
-    return Finding(name, (said,), "\n\n".join(plain))
+
+    def said(node: str, one: Answer) -> list[str]:
+        for rank, text in _RECORDS.findall(one.text):
+            with contextlib.suppress(flight_records.RecordError):
+                record = flight_records.read(html.unescape(text).encode())
+                if len(kinds) == 1:  # else nothing tells whose it is
+                    job.records.setdefault((min(kinds), int(rank)), record)
+        where = f"{one.address} on {node}" if node else one.address
+        return [f"torch's debug server at {where} has answered (its text is kept)"]
+
+    return _of_servers(job, rank_servers.DEBUG, said)
 
 
 def _ncclras(job: Job) -> Finding | None:
     """NCCL's own view of its communicators, from 2.24 on."""
-    found = [p for p in job.ports if p == RAS_PORT]
-    for one in job.ranks():
-        told = procfs.environ(one.pid).get("NCCL_RAS_ADDR", "").rpartition(":")[2]
-        if told.isdecimal() and int(told) in job.ports:
-            found.append(int(told))
-    if not found:
-        return None
-    with socket.create_connection(("127.0.0.1", found[0]), timeout=ASK_S) as talk:
-        talk.sendall(b"verbose status\n")
-        talk.settimeout(ASK_S)
-        answer = b""
-        with contextlib.suppress(TimeoutError):
-            while len(answer) < MOST_BYTES and (part := talk.recv(1 << 16)):
-                answer += part
-    text = answer.decode("utf-8", "replace")
-    bad = re.compile(
-        r"ERROR|WARNING|INCOMPLETE|MISMATCH|unresponsive|lagging|dead", re.I
+    return _of_servers(
+        job,
+        rank_servers.RAS,
+        lambda _, one: [f"ncclras: {line}" for line in _complaints(one.text)],
     )
-    lines = [line for line in text.splitlines() if bad.search(line)]
-    return Finding("ncclras", tuple(f"ncclras: {line.strip()}" for line in lines), text)
+
+
+def _of_servers(
+    job: Job, name: str, said: Callable[[str, Answer], list[str]]
+) -> Finding | None:
+    answers = job.answers(name)
+    if not answers:
+        return None
+    texts, problems = [], []
+    lines: dict[str, None] = {}  # each node's RAS tells of all nodes of its job
+    for node, one in answers:
+        on = f" on {node}" if node else ""
+        if one.problem:
+            problems.append(f"{one.problem}{on}")
+        else:
+            lines |= dict.fromkeys(said(node, one))
+            plain = re.sub("<[^>]*>", "", html.unescape(one.text))
+            texts.append(f"{one.address}{on}\n{plain}")
+    return Finding(name, tuple(lines), "\n\n".join(texts), "; ".join(problems))
+
+
+def _complaints(text: str) -> list[str]:
+    """What RAS has under Errors and Warnings, a sentence for each communicator."""
+    _, _, rest = text.replace("\r", "").partition("\nErrors\n======\n")
+    blocks = re.split(r"\n{2,}", rest.replace("\nWarnings\n========\n", "\n\n"))
+    told: list[str] = []
+    for block in blocks:
+        lines = [line.strip() for line in block.splitlines() if line.strip()]
+        if not lines:
+            continue
+        # A communicator's second block, and a third, have no head of their own.
+        is_head = not block.lstrip("\n").startswith(" ")
+        head = _HASH.sub("", lines.pop(0)) if is_head else _head_of(told)
+        told.append(f"{head}: {'; '.join(lines)}" if lines else head)
+    return told
+
+
+def _head_of(told: list[str]) -> str:
+    return told[-1].partition(":")[0] if told else "communicator"
 
 
 # -- Ray ---------------------------------------------------------------------------
@@ -298,10 +317,10 @@ def _endpoints(job: Job) -> Finding | None:
         for peer in job.links.peers.get(one.pid, ())
         if peer.is_far or not one.node  # what is near to another node is not to this
     ]
-    for port, pid in job.ports.items():
+    for port, (pid, host) in job.ports.items():
         role = next((o.role for o in job.processes if o.pid == pid), None)
         if role is not None and role.kind == "teacher":
-            addresses.append(f"127.0.0.1:{port}")
+            addresses.append(rank_servers.address(host, port))
     said, texts = [], []
     for address in list(dict.fromkeys(addresses))[:4]:
         answers = probe(address)
@@ -327,7 +346,7 @@ def probe(address: str) -> str:
 def _answers(url: str) -> str:
     began = monotonic()
     try:
-        with DIRECT.open(url, timeout=3) as answer:
+        with rank_servers.DIRECT.open(url, timeout=3) as answer:
             code = answer.status
     except urllib.error.HTTPError as error:
         code = error.code
@@ -337,11 +356,6 @@ def _answers(url: str) -> str:
     except Exception as error:  # no HTTP at all
         return f"is no HTTP ({type(error).__name__})"
     return f"answers {code} after {1000 * (monotonic() - began):.0f} ms"
-
-
-def _get(url: str) -> str:
-    with DIRECT.open(url, timeout=ASK_S) as answer:
-        return str(answer.read(MOST_BYTES).decode("utf-8", "replace"))
 
 
 # -- the machine -------------------------------------------------------------------
@@ -388,17 +402,6 @@ def _machine(job: Job) -> Finding | None:
             + (f", in the kernel's {where}" if where else "")
         )
     return Finding("machine", tuple(said)) if said else None
-
-
-def _listening(processes: Sequence[ProcessSample]) -> dict[int, int]:
-    """The ports that the job's processes listen on, each with a pid."""
-    found: dict[int, int] = {}
-    for one in processes:
-        with contextlib.suppress(psutil.Error, OSError):
-            for each in psutil.Process(one.pid).net_connections("tcp"):
-                if each.status == psutil.CONN_LISTEN:
-                    found.setdefault(each.laddr.port, one.pid)
-    return found
 
 
 SOURCES: dict[str, Source] = {

@@ -26,7 +26,7 @@ SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 # Where torch writes a record without either: 2.9 to 2.15, and 2.3 to 2.8.
 DEFAULTS = (".cache/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")  # noqa: S108
 MOST_BYTES = 64 << 20
-PIPE_S = 8.0  # torch looks at its pipe once a second
+PIPE_S = 12.0  # torch looks at its pipe once a second, and py-spy has held the rank
 
 
 class Recorder(NamedTuple):

@@ -13,7 +13,8 @@ import re
 import socket
 from collections.abc import Mapping
 from concurrent import futures
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import psutil
 
@@ -29,15 +30,17 @@ from pytest_gkd.processes import (
 )
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.processes.procfs import Stat
-from pytest_gkd.watch import flight_files, process_facts
+from pytest_gkd.watch import flight_files, process_facts, rank_servers
 from pytest_gkd.watch.flight_files import Recorder
 from pytest_gkd.watch.scope import Scope, drives, works_for
 
+T = TypeVar("T")
 # Of an environment, which may hold secrets, nothing else leaves the node.
 TOLD = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 MOST_STACKS = 256
-LONGEST = 1 << 18  # characters of one process's stacks
+LONGEST = 1 << 18  # characters of one process's stacks, or of a server's answer
 DRIVERS_EVERY_S = 30.0
+SERVERS = "NCCL's RAS and torch's debug server"
 _THREADS = re.compile(r"(?m)^Thread (\d+)")
 
 
@@ -81,18 +84,31 @@ class Agent:
             told["remote"] = list(self._scope.remote)
             told["unseen"] = list(self._scope.unseen)
             native = request["look"] == "native"
-            asking = background.begin("gkd-recorders", lambda: _recorders(rows, native))
+            recorders = background.begin(
+                "gkd-recorders", lambda: _recorders(rows, native)
+            )
+            servers = background.begin("gkd-servers", lambda: _servers(rows, native))
             _look(rows, deadline, native=native)
             # A file system that does not answer holds them, and nothing else.
-            futures.wait([asking], max(0.0, deadline - monotonic()))
-            if not asking.done() or asking.exception():
-                why = asking.exception() if asking.done() else "no answer in time"
-                told["unseen"].append(f"flight records: {why}")
-            else:
-                for row in rows:
-                    row["recorder"] = asking.result().get(row["pid"])
+            unseen: list[str] = told["unseen"]
+            records = _in_time("flight records", recorders, deadline, unseen) or {}
+            for row in rows:
+                row["recorder"] = records.get(row["pid"])
+            told["servers"] = _in_time(SERVERS, servers, deadline, unseen) or {}
             told["gpus_at_work"] = gpus.at_work([row["pid"] for row in rows])
         return told
+
+
+def _in_time(
+    what: str, asked: Future[T], deadline: float, unseen: list[str]
+) -> T | None:
+    """What was asked for; else why there is none is added to ``unseen``."""
+    futures.wait([asked], max(0.0, deadline - monotonic()))
+    if not asked.done() or asked.exception():
+        why = asked.exception() if asked.done() else "no answer in time"
+        unseen.append(f"{what}: {why}")
+        return None
+    return asked.result()
 
 
 def _row(one: Stat) -> dict[str, Any] | None:
@@ -147,6 +163,15 @@ def _recorders(rows: list[dict[str, Any]], native: bool) -> Mapping[int, Recorde
     ranks = {row["pid"]: row["environ"].get("RANK", "") for row in rows}
     known = {pid: int(rank) for pid, rank in ranks.items() if rank.isdecimal()}
     return flight_files.ask(known) if native else {}
+
+
+def _servers(rows: list[dict[str, Any]], native: bool) -> dict[str, Any]:
+    """What servers inside the ranks say, once a standstill is proven."""
+    told = rank_servers.ask(row["pid"] for row in rows) if native else {}
+    return {
+        name: one._replace(text=one.text[:LONGEST])._asdict()
+        for name, one in told.items()
+    }
 
 
 def start() -> Any:

@@ -20,6 +20,7 @@ from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch import process_facts, roles, stack_tree
 from pytest_gkd.watch.flight_files import Recorder
 from pytest_gkd.watch.process_facts import Connection
+from pytest_gkd.watch.rank_servers import Answer
 from pytest_gkd.watch.samples import PID_BITS, GpuSample, NodeSample, ProcessSample
 
 LONGEST = 1 << 26  # bytes of an answer
@@ -32,7 +33,8 @@ class Seen:
 
     ``addresses`` are the IP addresses of the nodes that were seen, and of this one;
     ``lost`` are sentences of those that have left; ``dumps`` the texts of stacks by
-    pid. The others are as in ``samples.JobSample``.
+    pid; ``servers`` of one node, as in ``samples.NodeSample``. The others are as in
+    ``samples.JobSample``.
     """
 
     nodes: tuple[NodeSample, ...] = ()
@@ -44,6 +46,7 @@ class Seen:
     lost: tuple[str, ...] = ()
     addresses: frozenset[str] = frozenset()
     dumps: Mapping[int, str] = field(default_factory=dict)
+    servers: Mapping[str, Answer] = field(default_factory=dict)
 
     def elsewhere(self, remote: Collection[str]) -> tuple[str, ...]:
         """Those of the addresses that are of no machine that is seen."""
@@ -102,12 +105,16 @@ def read(answer: str, name: str, number: int, now: float) -> Seen:
     at_work = sanitize.line(told.get("gpus_at_work", ""))
     return Seen(
         processes=tuple(processes),
-        gpus=tuple(GpuSample(*map(_whole, one)) for one in told["gpus"]),
+        gpus=tuple(_gpu(one, name) for one in told["gpus"]),
         gpus_at_work=f"{at_work} on {name}" if at_work else "",
         remote=tuple(map(sanitize.line, told.get("remote", ()))),
         unseen=tuple(unseen),
         addresses=frozenset(map(str, told.get("addresses", ()))),
         dumps=dumps,
+        servers={
+            str(server): Answer(*(sanitize.text(str(said[k])) for k in Answer._fields))
+            for server, said in told.get("servers", {}).items()
+        },
     )
 
 
@@ -146,6 +153,11 @@ def _recorder(row: Sequence[Any] | None) -> Recorder | None:
         return None
     asked, path, record = row
     return Recorder(bool(asked), sanitize.line(str(path)), str(record))
+
+
+def _gpu(row: Sequence[Any], node: str) -> GpuSample:
+    index, percent, used, total = map(_whole, row)
+    return GpuSample(index, percent, used, total, node)
 
 
 def _whole(value: Any) -> Any:

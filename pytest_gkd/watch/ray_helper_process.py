@@ -43,6 +43,7 @@ SENT = (
     AGENT,
     "pytest_gkd.watch.flight_files",
     "pytest_gkd.watch.process_facts",
+    "pytest_gkd.watch.rank_servers",
     "pytest_gkd.watch.scope",
 )
 PACKAGES = (

@@ -149,7 +149,9 @@ class RayNodes:
             elif not row["alive"] and not self._held.get(key):
                 continue  # a node that others have used
             is_lost = not row["alive"]
-            node = NodeSample(name, why, is_lost, number, sanitize.line(key))
+            node = NodeSample(
+                name, why, is_lost, number, sanitize.line(key), seen.servers
+            )
             found = _joined(found, seen, node)
             if node.is_lost:
                 who = ", ".join(one.label for one in self._held[key][:4])

@@ -5,6 +5,7 @@ Plain values, so that ``verdicts`` can judge them without a process.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pytest_gkd.diagnosis.stack_dump import Thread
@@ -12,6 +13,7 @@ from pytest_gkd.language import marked
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch.flight_files import Recorder
 from pytest_gkd.watch.process_facts import Connection
+from pytest_gkd.watch.rank_servers import Answer
 
 # No pid has more bits (Linux, include/linux/threads.h, PID_MAX_LIMIT).
 PID_BITS = 22
@@ -121,7 +123,8 @@ class NodeSample:
 
     ``problem`` is why it is not seen now, empty where it is; ``is_lost`` that it has
     left the cluster, with processes of the job. ``number`` stands above the bits of its
-    processes' pids, ``id`` is Ray's name for it.
+    processes' pids, ``id`` is Ray's name for it; ``servers`` is what those inside the
+    ranks there have answered (``rank_servers``), once a standstill is proven.
     """
 
     name: str
@@ -129,16 +132,19 @@ class NodeSample:
     is_lost: bool = False
     number: int = 0
     id: str = ""
+    servers: Mapping[str, Answer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class GpuSample:
-    """One GPU: percent busy (None: not told), memory in bytes."""
+    """One GPU: percent busy (None: not told), memory in bytes; ``node`` as of a
+    process."""
 
     index: int
     percent: int | None
     used_bytes: int
     total_bytes: int
+    node: str = ""
 
 
 @dataclass(frozen=True)

@@ -179,8 +179,14 @@ class Sampler:
         far = answers.result()
         far.keep(out)
         known = {one.pid: one for one in far.processes}
+        servers = {one.number: one.servers for one in far.nodes}
         return replace(
             sample,
+            unseen=tuple(dict.fromkeys((*sample.unseen, *far.unseen))),
+            nodes=tuple(
+                replace(one, servers=servers.get(one.number, {}))
+                for one in sample.nodes
+            ),
             processes=tuple(
                 _with_more(one, known[one.pid])
                 if one.pid in known

@@ -227,6 +227,7 @@ class CommandWatch:
 
     def _over(self) -> int:
         command, watch = self.command, self.watch
+        spent_s = monotonic() - watch.began  # what follows is no time of the command's
         watch.tick(command.shared.since(self._seen)[0])
         refused = command.not_started()
         code = command.returncode()
@@ -238,7 +239,7 @@ class CommandWatch:
             watch.verdict = Verdict(DEAD, why=(refused[1],))
         else:
             self._learn(code)
-            self._tell_end(code)
+            self._tell_end(code, spent_s)
         status = end.status if end is not None else command.exit_status()
         status = refused[0] if refused is not None else status
         watch.keep_verdict(status)
@@ -256,14 +257,15 @@ class CommandWatch:
                 follower.feed(b"", 0.0).step_s,
             )
 
-    def _tell_end(self, code: int | None) -> None:
+    def _tell_end(self, code: int | None, spent_s: float) -> None:
         watch, progress = self.watch, self.watch.progress
         left = self._processes()
         if left and code is not None:
             some = ", ".join(str(pid) for pid in sorted(left)[:5])
+            some += ", ..." if len(left) > 5 else ""
             watch.screen.say(
-                f"the command has ended and left {len(left)} processes running "
-                f"({some}); to go on watching: gkd watch --pid {min(left)}"
+                f"the command has ended; it has left running: {some}; to go on "
+                f"watching: gkd watch --pid {min(left)}"
             )
         end = watch.end if self._ending_since is not None else None
         if end is not None and end.status:
@@ -281,7 +283,7 @@ class CommandWatch:
         phase = found["phase"] if told else progress.phase
         where = f" in {phase}" if phase not in ("", "unknown") else ""
         step = f", step {progress.step}" if progress.step is not None else ""
-        spent = verdicts.span(monotonic() - watch.began)
+        spent = verdicts.span(spent_s)
         how_far = f"{spent}{where}{step}"
         why = [f"exit code {code} after {how_far}"]
         if code < 0:

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from pytest_gkd import sanitize
 from pytest_gkd.language import tr, tr_filled
+from pytest_gkd.watch import gpu_words
 from pytest_gkd.watch.samples import (
     AT_WORK,
     JobSample,
@@ -64,7 +65,7 @@ def parts(
         if now.processes:
             found.append(f"CPU {100 * cpu:.0f} %")
         if now.gpus:
-            found.append(gpus_text(now))
+            found.append(gpu_words.in_a_line(now.gpus))
     if not found:
         found.append("started")
     if verdict.word != AT_WORK and verdict.why:
@@ -107,18 +108,6 @@ def trend(steps_s: tuple[float, ...]) -> str:
     if before <= 0 or abs(after / before - 1) < 0.15:
         return " →"
     return " ↗" if after > before else " ↘"
-
-
-def gpus_text(now: JobSample) -> str:
-    """How busy the GPUs are, and how full the fullest is."""
-    told = [one.percent for one in now.gpus if one.percent is not None]
-    full = max(now.gpus, key=lambda one: one.used_bytes / max(1, one.total_bytes))
-    memory = f"{full.used_bytes / 2**30:.0f}/{full.total_bytes / 2**30:.0f} GiB"
-    name = "GPU" if len(now.gpus) == 1 else f"{len(now.gpus)} GPUs"
-    if not told:
-        return f"{name} {memory}"
-    span = f"{min(told)}" if min(told) == max(told) else f"{min(told)}-{max(told)}"
-    return f"{name} {span} % {memory}"
 
 
 def clock(seconds: float) -> str:

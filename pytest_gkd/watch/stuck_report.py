@@ -20,6 +20,7 @@ from pytest_gkd.report import page_file, standstill_page
 from pytest_gkd.report.record import PAGE
 from pytest_gkd.watch import (
     evidence,
+    gpu_words,
     job_lacks,
     stack_phases,
     stack_tree,
@@ -172,7 +173,7 @@ def make(
         phase,
         suspicion,
         waits=picture.lines or waits.places(whom, known),
-        evidence=asked.said,
+        evidence=(*_gpus(sample), *asked.said),
         tree=stack_tree.build(sample.processes),
         does=waits.places(sample.processes, known),
         causes=causes,
@@ -184,6 +185,10 @@ def make(
         report.directory = None
         report.problems += (f"{directory}: {error.strerror}; nothing was kept",)
     return report
+
+
+def _gpus(sample: JobSample) -> tuple[str, ...]:
+    return (f"GPUs: {gpu_words.by_node(sample.gpus)}",) if sample.gpus else ()
 
 
 def _held_files(sample: JobSample, known: waits.Known) -> list[str]:
