@@ -739,6 +739,15 @@ def test_rows_that_are_too_long_have_a_fate(
     assert (given and given.value) == truncation
 
 
+def test_a_value_that_is_still_to_be_given_is_told_in_words(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text("python3 -m verl.trainer.main_ppo\n")
+    text = check.text(check.check(script, (), RELEASE))
+    (told,) = (line.split() for line in text.splitlines() if "rollout_engine" in line)
+    assert told == ["rollout_engine", "must", "be", "given", "default"]
+    assert "???" not in text
+
+
 def test_a_file_beside_the_script_is_told_by_its_name(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(

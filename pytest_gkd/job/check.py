@@ -38,6 +38,7 @@ from pytest_gkd.job.frameworks.trl import reader as trl
 from pytest_gkd.job.frameworks.verl import reader as verl
 from pytest_gkd.job.launch import ADDED, OWN_PROGRAM, Launch, Program, launches
 from pytest_gkd.job.memory import Row
+from pytest_gkd.job.omegaconf import MISSING as STILL_TO_BE_GIVEN
 from pytest_gkd.job.overrides import Given, Override
 from pytest_gkd.job.shell_values import Command, Text, Word, World
 from pytest_gkd.language import marked, tr, tr_filled
@@ -520,4 +521,6 @@ def _place(checked: Checked, file: str, line: int) -> str:
 
 
 def _shown(value: Any) -> str:
+    if value == STILL_TO_BE_GIVEN:
+        return tr("must be given")
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
