@@ -46,8 +46,8 @@ def commands(path: Path) -> Iterator[list[str]]:
                 yield ["pytest", *map(str, rest)]
             case list() as several:
                 waiting += several
-            case str() as text if text.startswith("pytest "):
-                yield shlex.split(text)
+            case str() as text if text.startswith(("pytest ", "timeout ")):
+                yield shlex.split(text.removeprefix("timeout 30m "))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -71,7 +71,8 @@ def test_what_is_uploaded_is_what_is_written() -> None:
     gitlab = loaded(ROOT / "docs/ci/gitlab.yml")["gkd-gate"]["artifacts"]
     assert gitlab == {
         "when": "always",
-        "paths": [".gkd/last"],
+        "expose_as": "gkd report",
+        "paths": [".gkd/last/"],
         "reports": {"junit": "gkd.xml"},
     }
     for path in (GPU_GATE, ROOT / "docs/ci/github-cpu.yml"):
@@ -154,3 +155,41 @@ def test_each_node_of_slurm_has_a_report_of_its_own(tmp_path: Path) -> None:
     for node in ("one", "two"):
         assert (tmp_path / ".gkd" / node / "report.json").is_file()
         assert (tmp_path / f"gkd-{node}.xml").is_file()
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("files", ["", "nowhere.jsonl"], ids=["sound", "broken"])
+def test_the_page_of_a_build_gets_the_table_also_of_a_run_that_failed(
+    tmp_path: Path, files: str
+) -> None:
+    (step,) = loaded(ROOT / "docs/ci/buildkite.yml")["steps"]
+    assert [*step["artifact_paths"]] == [".gkd/last/**/*", "gkd.xml"]
+    # No Buildkite is here: its agent runs the commands so, and has taken one $ of two.
+    lines = "\n".join(step["commands"]).replace("$$", "$")
+    lines = lines.replace("--gkd-stages", "--gkd-stages=data")
+    (tmp_path / "bin").mkdir()
+    for name, text in (
+        ("buildkite-agent", f"echo $* > {tmp_path}/asked; cat > {tmp_path}/page"),
+        ("pip", "true"),
+    ):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    given = {"STUDENT": "", "TEACHER": "", "TRAIN": files}
+    env = {**os.environ, **step["env"], **given, "PATH": path}
+    env = {k: v for k, v in env.items() if not k.startswith("PYTEST_XDIST")}
+    (tmp_path / "gkd.md").write_text("an earlier build's")
+    done = subprocess.run(
+        ["bash", "-e", "-c", lines],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == (1 if files else 0), done.stdout + done.stderr
+    assert (tmp_path / "asked").read_text() == "annotate --context gkd\n"
+    page = (tmp_path / "page").read_text()
+    assert page.count("| data | failed" if files else "| data | passed") == 1
+    assert "earlier" not in page
+    assert (tmp_path / ".gkd/last/report.html").is_file()
+    assert (tmp_path / "gkd.xml").is_file()
