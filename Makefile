@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 LOCK := requirements/cpu.lock
 PIP = $(BIN)/python -m pip install -q --no-deps
+TORCH = $$(grep '^torch==' $(LOCK))
 # uv knows the address of PyTorch's own index of CPU wheels.
-TORCH = echo "pip does not find torch's CPU wheel; asking PyTorch's own index" && \
+FETCH = echo "pip does not find torch's CPU wheel; asking PyTorch's own index" && \
 	$(PIP) uv && $(BIN)/uv pip install -q --python $(BIN)/python --no-deps \
-	  --torch-backend=cpu $$(grep '^torch==' $(LOCK))
+	  --torch-backend=cpu $(TORCH)
 # An environment of the user's own is neither changed nor removed.
 OURS = test ! -e $(VENV) || test -e $(VENV)/.made-by-make || test -e $(VENV)/.ready || \
 	{ echo "$(VENV) is there and was not made by make. Move it away, or name another: make VENV=.venv-gkd"; exit 1; }
@@ -104,7 +105,8 @@ $(VENV)/.ready: $(LOCK) pyproject.toml
 	@$(OURS)
 	$(PYTHON) -m venv $(VENV)
 	touch $(VENV)/.made-by-make
-	@$(PIP) -r $(LOCK) || { $(TORCH) && $(PIP) -r $(LOCK); } || { echo "The lock needs torch's CPU wheel, which neither pip's indexes nor PyTorch's own index for CPUs gave. Point pip at a folder that holds it: PIP_FIND_LINKS=DIR make $(MAKECMDGOALS)"; exit 1; }
+	@$(PIP) $(TORCH) || { $(FETCH); } || { echo "The lock needs torch's CPU wheel, which neither pip's indexes nor PyTorch's own index for CPUs gave. Point pip at a folder that holds it: PIP_FIND_LINKS=DIR make $(MAKECMDGOALS)"; exit 1; }
+	$(PIP) -r $(LOCK)
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
