@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -169,6 +171,29 @@ def test_a_process_that_is_not_python_tells_its_state(tmp_path: Path) -> None:
             child.kill()
     assert "state: sleeping" in stack.text
     assert re.search(r"waits in kernel function: \w+", stack.text)
+
+
+@pytest.mark.skipif(
+    os.getuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv"
+)
+def test_a_process_that_may_not_be_looked_into_is_not_called_gone() -> None:
+    """py-spy says of it: "Check that the process is running"."""
+    other = ["setpriv", "--reuid=65534", "--clear-groups", "sleep", "60"]
+    program = (
+        "import psutil, sys\nfrom pytest_gkd.processes import py_spy\n"
+        "print(py_spy.note(psutil.Process(int(sys.argv[1])), 'Error: is it running?'))"
+    )
+    look = ["setpriv", "--bounding-set=-sys_ptrace", sys.executable, "-c", program]
+    with subprocess.Popen(other) as job:
+        try:
+            until(lambda: psutil.Process(job.pid).uids().effective == 65534)
+            told = subprocess.run(
+                [*look, str(job.pid)], check=True, capture_output=True, text=True
+            )
+        finally:
+            job.kill()
+    assert told.stdout.startswith("ptrace is not allowed on it: another user's")
+    assert "state: sleeping" in told.stdout
 
 
 def test_a_process_that_is_gone_has_no_stack(tmp_path: Path) -> None:

@@ -18,7 +18,15 @@ from pytest_gkd.processes import procfs
 from pytest_gkd.processes.kernel_calls import Call
 from pytest_gkd.watch import stack_phases, verdicts, waits, watcher
 from pytest_gkd.watch.arguments import Asked
-from pytest_gkd.watch.samples import JobSample, ProcessSample, Progress, Role, Usual
+from pytest_gkd.watch.samples import (
+    AT_WORK,
+    STUCK,
+    JobSample,
+    ProcessSample,
+    Progress,
+    Role,
+    Usual,
+)
 from pytest_gkd.watch.sampling import Sampler
 from pytest_gkd.watch.scope import Scope
 from pytest_gkd.watch.screen import OwnScreen
@@ -216,6 +224,62 @@ def test_looks_that_became_rare_at_work_come_soon_where_it_ends(
     before = [one for one in looks if one < 300]
     assert len(before) < 8, looks
     assert Clock.now - at < 330, looks
+
+
+METRICS = "{'loss': 0.1, 'step': %d}\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "line", "cpu", "word"),
+    [
+        (METRICS, METRICS, 0.0, AT_WORK),
+        ("starting\n", "loading\n", 0.9, AT_WORK),
+        ("starting\n", "trying again\n", 0.0, STUCK),
+    ],
+    ids=["steps", "works", "says"],
+)
+def test_a_job_that_goes_on_and_says_little_is_stuck_no_more(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    before: str,
+    line: str,
+    cpu: float,
+    word: str,
+) -> None:
+    """A line of metrics each five seconds are five bytes a second."""
+    monkeypatch.setattr(watcher, "monotonic", lambda: Clock.now)
+    asked = Asked(("train",), look_after_s=20.0, stuck_after_s=10.0, status=False)
+    at, said = Clock.now, [0.0, Clock.now]
+    sampler = Sampler(Scope(lambda _: ()), lambda: (0, 0.0))
+    watch = watcher.Watch(asked, tmp_path, OwnScreen(status=False), sampler, Usual())
+
+    def take(_: object = None) -> JobSample:
+        used = max(0.0, Clock.now - at - 100) * cpu
+        one = replace(process("main", "compile"), cpu_s=used)
+        seen = sample(Clock.now, one)
+        return replace(seen, output_bytes=int(said[0]), output_at=said[1])
+
+    monkeypatch.setattr(sampler, "take", take)
+    monkeypatch.setattr(sampler, "look", take)
+    monkeypatch.setattr(watch, "begin_report", lambda *_: None)
+
+    def go_on(seconds: int, line: str = "") -> None:
+        for second in range(seconds):
+            Clock.now += 1.0
+            data = b""
+            if line and second % 5 == 0:
+                number = int(Clock.now - at)
+                data = (line % number if "%" in line else line).encode()
+                said[:] = said[0] + len(data), Clock.now
+            watch.tick(data)
+            if watch.look is not None:
+                watch.look.result()
+
+    go_on(20, before)
+    go_on(80)
+    assert watch.verdict.word == STUCK
+    go_on(100, line)
+    assert watch.verdict.word == word
 
 
 REFUSED = """Traceback (most recent call last):

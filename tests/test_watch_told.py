@@ -23,6 +23,11 @@ def save_checkpoint():
     time.sleep(1000)
 save_checkpoint()
 """
+WAITS = (
+    "import pathlib, sys\n    for _ in range(300):\n"
+    "        if pathlib.Path('go').exists(): return\n        time.sleep(0.5)\n"
+    "    sys.exit('nobody answered')"
+)
 SOON = ("--no-status", "--look-after=2", "--stuck-after=2")
 
 
@@ -52,12 +57,7 @@ def test_a_stuck_command_is_ended_where_that_is_asked_for(tmp_path: Path) -> Non
 
 def test_a_command_may_answer_a_standstill_with_its_report(tmp_path: Path) -> None:
     line = 'command:cp "$GKD_REPORT/report.txt" answer; touch go'
-    text = STANDS.replace(
-        "time.sleep(1000)",
-        "import pathlib, sys\n    for _ in range(300):\n"
-        "        if pathlib.Path('go').exists(): return\n        time.sleep(0.5)\n"
-        "    sys.exit('nobody answered')",
-    )
+    text = STANDS.replace("time.sleep(1000)", WAITS)
     done = watch(tmp_path, *python(text), options=[*SOON, f"--on-stuck={line}"])
     assert done.returncode == 0
     assert "stuck for " in (tmp_path / "answer").read_text()
@@ -74,7 +74,16 @@ def test_a_command_that_fails_is_told(line: str, problem: str) -> None:
     said: list[str] = []
     notify.tell((f"command:{line}",), Verdict(STUCK), "text", said.append)
     until(lambda: said, "nothing was said")
+    assert said[0].startswith("--notify: ")
     assert problem in said[0]
+
+
+def test_an_answer_that_fails_is_told_by_its_own_option(tmp_path: Path) -> None:
+    text = STANDS.replace("time.sleep(1000)", WAITS)
+    options = [*SOON, "--on-stuck=command:touch go; exit 5"]
+    said = watch(tmp_path, *python(text), options=options).stderr.decode()
+    assert "gkd: --on-stuck: touch go; exit 5: ended with 5" in said
+    assert "--notify" not in said
 
 
 def test_a_webhook_gets_json_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

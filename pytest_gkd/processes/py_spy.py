@@ -50,6 +50,12 @@ def note(process: psutil.Process, why: str) -> str:
     # py-spy may add its own backtrace, and repeats its command before an error.
     told = [line for line in why.strip().splitlines() if line.startswith("Error: ")]
     lines = [*told, *why.strip().splitlines()[-1:], "no stacks"][:1]
+    try:
+        Path(f"/proc/{process.pid}/exe").readlink()
+    except PermissionError:  # of which py-spy says that the process is gone
+        lines = ["ptrace is not allowed on it: another user's, or too well protected"]
+    except OSError:
+        pass  # it has ended
     with contextlib.suppress(psutil.Error, OSError):
         lines.append(f"state: {process.status()}")
         waits = Path(f"/proc/{process.pid}/wchan").read_text().strip()

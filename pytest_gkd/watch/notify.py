@@ -24,8 +24,10 @@ def tell(
     text: str,
     problem: Callable[[str], None],
     report: str = "",
+    option: str = "--notify",
 ) -> list[Future[None]]:
-    """Tell all of them, beside what goes on here; ``problem`` gets what went wrong.
+    """Tell all of them, beside what goes on here; ``problem`` gets what went wrong, by
+    the option that named them.
 
     What is told is masked (see ``sanitize``). ``report`` is the directory of a report,
     which commands get and webhooks do not.
@@ -44,13 +46,16 @@ def tell(
             work = partial(_run, line, variables | {"GKD_REPORT": report})
         else:
             work = partial(_post, one, said)
-        begun.append(background.begin("gkd-notify", partial(_attempt, work, problem)))
+        attempt = partial(_attempt, work, problem, option)
+        begun.append(background.begin("gkd-notify", attempt))
     return begun
 
 
-def _attempt(work: Callable[[], str], problem: Callable[[str], None]) -> None:
+def _attempt(
+    work: Callable[[], str], problem: Callable[[str], None], option: str
+) -> None:
     if found := work():
-        problem(f"--notify: {found}")
+        problem(f"{option}: {found}")
 
 
 def _run(line: str, variables: Mapping[str, str]) -> str:

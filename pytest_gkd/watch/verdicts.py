@@ -407,6 +407,8 @@ def _stuck(
     cpu_s = sum(one.cpu for one in others) * window_s
     spin_s = sum(one.cpu for one in working) * window_s - cpu_s
     whose = "its process" if len(working) == 1 else f"{len(working)} processes"
+    if not working:
+        whose = "only shells and helpers are there, which"
     if far := {one.now.node for one in working if one.now.node}:
         whose += f" on this machine and {', '.join(sorted(far))}"
     on_gpu = all(_waits_for_gpu(one.now) for one in working if one not in others)

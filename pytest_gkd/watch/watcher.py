@@ -223,13 +223,18 @@ class Watch:
         if self.follower.late is not self._late_told:
             self._late = self._late_told = self.follower.late
         seems_still = silent_s >= self.look_after_s or overdue
+        # What little it says, short of a step, does not end a standstill; a look does.
+        doubted = seems_still or self.verdict.word in (STUCK, HELD)
         first = self._first
-        if first is not None and not overdue and self._spoke(first, sample):
+        stepped = first is not None and progress.step_at > first.at
+        if first is not None and (
+            stepped or (not overdue and self._spoke(first, sample))
+        ):
             self._goes_on(sample)
         elif self.look is None and (
             self._late is not None
             or self._is_overtime(now)
-            or (seems_still and (now >= self._look_at or self._fell_idle(now)))
+            or (doubted and (now >= self._look_at or self._fell_idle(now)))
         ):
             out = self.directory / f"look-{self._looks % 2}"
             self.look = background.begin("gkd-look", lambda: self.sampler.look(out))
@@ -384,17 +389,22 @@ class Watch:
         self.screen.say(text)
         self.notify(verdict, text, report)
 
-    def notify(
+    def notify(self, verdict: Verdict, text: str, report: str = "") -> None:
+        """Tell those who want to be told, beside what goes on here."""
+        self._tell_them(self.asked.notify, "--notify", verdict, text, report)
+
+    def _tell_them(
         self,
+        whom: tuple[str, ...],
+        option: str,
         verdict: Verdict,
         text: str,
-        report: str = "",
-        whom: tuple[str, ...] | None = None,
+        report: str,
     ) -> None:
-        """Tell those who want to be told, or ``whom``, beside what goes on here."""
-        whom = self.asked.notify if whom is None else whom
         verdict = replace(verdict, phase=verdict.phase or self.progress.phase)
-        self._notified += notify.tell(whom, verdict, text, self.screen.say, report)
+        self._notified += notify.tell(
+            whom, verdict, text, self.screen.say, report, option
+        )
 
     def keep_verdict(self, exit_status: int | None = None) -> None:
         """Write down the verdict, if it is a new one; see ``verdict_file``."""
@@ -467,7 +477,7 @@ class Watch:
         elif kind == "command":
             place = str(report.directory or "")
             whom = (f"command:{line}",)
-            self.notify(report.verdict, report.text(), place, whom)
+            self._tell_them(whom, "--on-stuck", report.verdict, report.text(), place)
 
     # -- what is shown -------------------------------------------------------------
 
