@@ -187,6 +187,34 @@ def test_a_programs_own_closing_words_end_it(last: str, verdict: str) -> None:
     assert judged(START + worker + f"scored 32\n{last}\n").verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("step", "last", "verdict"),
+    [
+        ("step 100/100 loss 0.02", "Saved to out/final", "healthy"),
+        (
+            "step 100/100 (epoch 3/3) loss 0.02",
+            "[12:03:01] model written to /out",
+            "healthy",
+        ),
+        ("Epoch 3/3 loss 0.02", "Pushed the model to https://hub/x/y.", "healthy"),
+        # Steps are left, or nobody says how many there are: the next one may hang.
+        ("step 100/200 loss 0.02", "Saved to out/step-100", "running"),
+        ("epoch 3/3 step 5/100 loss 0.02", "Saved to out/step-5", "running"),
+        ("step 100 loss 0.02", "Saved to out/final", "running"),
+        ("step 1/1 loss 0.02", "Saved to out/final", "running"),
+        # All are done, and what comes after them is not.
+        ("step 100/100 loss 0.02", "Saving to out/final", "running"),
+        ("step 100/100 loss 0.02", "Saved to out/final\nmerging shards", "running"),
+        ("step 100/100 loss 0.02", "nothing has been saved so far", "running"),
+    ],
+)
+def test_a_run_that_has_no_step_left_ends_with_what_it_saved(
+    step: str, last: str, verdict: str
+) -> None:
+    begun = "".join(f"step {n} loss 2.0\n" for n in range(1, 5))
+    assert judged(START + begun + f"{step}\n{last}\n").verdict == verdict
+
+
 def test_closing_words_after_what_ended_the_program_are_none() -> None:
     report = judged(START + UNCAUGHT + "pipeline complete\n")
     assert report.causes[0].cause == "cuda.oom"

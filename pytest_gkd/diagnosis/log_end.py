@@ -40,6 +40,12 @@ _CLOSING = Pattern(
     rb"|all steps|epochs?)\b.{0,30}\b(?:complete|completed|finished|done|ok"
     rb"|(?:status|code) 0)\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$"
 )
+# Its last line where it says no such thing, told only once no step is left to do.
+_SAVED = Pattern(
+    rb"(?i)\b(?:saved|written|wrote|exported|uploaded|pushed)\b"
+    rb".{0,80}\b(?:to|in|into|at)\b\W{0,3}[\w~./:-]{2,200}\W*$"
+)
+_COUNTER = Pattern(rb"\b(\d{1,9}) ?/ ?(\d{1,9})\b")
 _TRAINS = Pattern(
     rb"WorkerDict|TaskRunner|actor_rollout|Trainer|\btrl\b|\bverl\b|(?i:deepspeed)"
 )
@@ -70,8 +76,19 @@ def finished(tail: bytes) -> int:
 
 def _closes(last: list[bytes]) -> bool:
     """Whether the very last line says that all is done, and none that it failed."""
-    said = bool(last) and _CLOSING.search(last[-1][-200:]) is not None
-    return said and not any(log_phases.FAILED.search(one[:300]) for one in last)
+    if not last or any(log_phases.FAILED.search(one[:300]) for one in last):
+        return False
+    if _CLOSING.search(last[-1][-200:]):
+        return True
+    return _SAVED.search(last[-1][-300:]) is not None and _no_step_is_left(last)
+
+
+def _no_step_is_left(last: list[bytes]) -> bool:
+    """Whether the last step that counts itself is the last one: ``step 100/100``."""
+    steps = (one[:400] for one in reversed(last) if log_phases.STEP.search(one[:400]))
+    found = ([*_COUNTER.finditer(one)] for one in steps)
+    counters = next(filter(None, found), [])
+    return bool(counters) and all(int(one[1]) == int(one[2]) > 1 for one in counters)
 
 
 def _broken(before: bytes) -> bool:
