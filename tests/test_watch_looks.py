@@ -277,9 +277,12 @@ def test_a_job_that_goes_on_and_says_little_is_stuck_no_more(
 
     go_on(20, before)
     go_on(80)
-    assert watch.verdict.word == STUCK
+    assert (watch.verdict.word, watch.verdict.confidence) == (STUCK, "certain")
     go_on(100, line)
     assert watch.verdict.word == word
+    if word == STUCK:
+        assert "it says: trying again" in watch.verdict.why
+        assert watch.verdict.confidence == "likely"
 
 
 REFUSED = """Traceback (most recent call last):

@@ -432,6 +432,11 @@ def _stuck(
             odd = (*odd, one.pid)
         elif one.state == "D":
             why.append(f"{one.label} waits inside the kernel ({one.wchan or 'disk'})")
+    said: tuple[str, ...] = ()
+    phase = progress.phase
+    if second.output_bytes > first.output_bytes:  # as who tries again, now and then
+        said, phase = _said_since(progress)
+        why += said
     why += sorted({*first.unanswered} & {*second.unanswered})
     why += (hidden := _hidden_nodes(first, second))
     if second.gpus_at_work:
@@ -440,13 +445,13 @@ def _stuck(
         why.append(f"it is connected to other machines: {', '.join(second.remote[:3])}")
     blind = not any(one.threads for one in second.processes)
     lost = any(one.is_lost for one in second.nodes)  # it may come back
-    unsure = blind or hidden or lost or second.remote or second.gpus_at_work
+    unsure = blind or said or hidden or lost or second.remote or second.gpus_at_work
     return Verdict(
         STUCK,
         silent_s,
         tuple(why),
         "likely" if unsure else "certain",
-        progress.phase,
+        phase,
         odd,
     )
 
