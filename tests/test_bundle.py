@@ -71,6 +71,7 @@ def a_report(directory: Path, stacks: str = "") -> None:
         "diagnosis": {"cause": "vllm.engine-died"},
     }
     report = {"started": "2026-11-25T10:11:12", "stages": [stage], "settings": {}}
+    report["injected"] = {"fault": "vllm:engine-killed", "how": "it is killed"}
     (directory / "report.json").write_text(json.dumps(report))
 
 
@@ -101,6 +102,7 @@ def test_one_archive_holds_what_a_helper_asks_for_and_no_planted_secret(
     kinds = {one.kind for one in secrets if one.survivors(everything)}
     assert not kinds
     assert "plainly-named-4711" not in everything
+    assert "This fault was injected: vllm&#58;engine-killed" in files["SUMMARY.md"]
     assert "WANDB_API_KEY=***" in files["environment.txt"]
     assert {
         *("SUMMARY.md", "redacted.txt", "missing.txt", "report/report.json"),

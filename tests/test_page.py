@@ -146,6 +146,14 @@ def test_the_first_thing_to_do_is_the_likeliest_fix_of_the_first_failure() -> No
     assert text.index("First:") < text.index("What to do") < text.index("Copy it")
 
 
+def test_a_fault_that_was_put_in_is_told_at_the_top() -> None:
+    fault = {"fault": "nccl:rank-stopped", "how": "rank 1 is stopped"}
+    text = page.html(Report("r", {**made().data, "injected": fault}), Path())
+    said = "this fault was injected: nccl:rank-stopped"
+    assert 0 < text.find(said) < text.find("<h2>")
+    assert "was injected" not in page.html(made(), Path())
+
+
 def test_what_changed_since_the_last_run_that_passed_is_told() -> None:
     good = made(outcome="passed")
     bad = made(outcome="failed")

@@ -55,6 +55,15 @@ def test_the_page_tells_each_stage_and_why_one_failed() -> None:
     assert f"<code>{command}</code>" in text
 
 
+def test_a_fault_that_was_put_in_is_told_first() -> None:
+    record = run()
+    assert "injected" not in step_summary.markdown(record, "r")
+    record.injected = {"fault": "data:<b>", "how": ""}
+    text = step_summary.markdown(record, "r")
+    said = "this fault was injected&#58; data&#58;&#60;b&#62;"
+    assert 0 < text.find(said) < text.find("| data")
+
+
 @pytest.mark.parametrize(
     "hostile",
     [

@@ -69,6 +69,8 @@ def _stages(found: dict[str, Any]) -> Iterator[str]:
     if not stages:
         return
     yield f"**Stages, run at {_text(found, 'started')}**"
+    if isinstance(injected := found.get("injected"), dict):
+        yield from ("", f"This fault was injected: {_text(injected, 'fault')}")
     yield from ("", "| stage | outcome | time | |", "|---|---|--:|---|")
     for one in stages:
         known = one.get("diagnosis")

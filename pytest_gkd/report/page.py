@@ -101,7 +101,11 @@ def _when(data: Mapping[str, Any]) -> str:
     times = tr("{started} to {ended}").format(
         started=data.get("started"), ended=data.get("ended") or "?"
     )
-    return f"{times}; {where}; {told}"
+    injected = data.get("injected")
+    if isinstance(injected, dict):
+        fault = tr("this fault was injected: {fault}")
+        told = f"{told}; {fault.format(fault=injected.get('fault'))}"
+    return cut(f"{times}; {where}; {told}")
 
 
 def _first(failed: Sequence[Mapping[str, Any]]) -> str:

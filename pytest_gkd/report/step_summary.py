@@ -50,6 +50,9 @@ def markdown(record: RunRecord, report: str) -> str:
     told = count.format(number=len(failed), all=len(record.stages))
     heads = (tr("stage"), tr("outcome"), tr("time"), tr("budget"))
     lines = ["", f"### gkd: {told}", ""]
+    if record.injected:
+        fault = tr("this fault was injected: {fault}").format_map(record.injected)
+        lines += [literal(fault), ""]
     lines += [f"| {' | '.join(heads)} | |", "|---|---|--:|--:|---|"]
     lines += map(_row, record.stages)
     for stage in failed:
