@@ -51,8 +51,10 @@ EXITS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    language.use(language.of_locale(LANGUAGES))
     chosen, given = _language(given)
-    language.use(chosen or language.of_locale(LANGUAGES))
+    if chosen:
+        language.use(chosen)
     parser = argument_parser()
     options, command = watch_arguments.split(given)
     asked, rest = parser.parse_known_args(options, argparse.Namespace(command=command))
@@ -91,20 +93,39 @@ def _language(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 class _Parser(argparse.ArgumentParser):
-    def __init__(self, **given: Any) -> None:
-        super().__init__(formatter_class=help_pages.Formatter, **given)
+    """argparse's own, with its words and its options' help in the user's language."""
+
+    def __init__(self, *, add_help: bool = True, **given: Any) -> None:
+        super().__init__(formatter_class=help_pages.Formatter, add_help=False, **given)
+        self._positionals.title = language.tr("positional arguments")
+        self._optionals.title = language.tr("options")
+        if add_help:
+            text = "show this help message and exit"
+            self.add_argument("-h", "--help", action="help", help=text)
+
+    def add_argument(self, *names: str, **given: Any) -> argparse.Action:
+        told = given.pop("help", "")
+        return super().add_argument(*names, help=language.tr(told), **given)
 
     def error(self, message: str) -> NoReturn:
-        super().error(sanitize.text(usage_errors.refusal(message)))
+        self.print_usage(sys.stderr)
+        said = sanitize.text(usage_errors.refusal(message))
+        told = language.tr("{command}: error: {problem}")
+        self.exit(UNUSABLE, told.format(command=self.prog, problem=said) + "\n")
 
 
 def argument_parser() -> _Parser:
     parser = _Parser(
         prog="gkd",
-        description="Name what broke a distillation or RL post-training run, from its "
-        "logs, and what to do about it. The stages are run by pytest --gkd-stages.",
-        epilog="Each command tells of its options, exit statuses and examples: gkd "
-        "COMMAND --help.\n\nsee also: pytest --help (the options --gkd-...), README.md",
+        description=language.tr(
+            "Name what broke a distillation or RL post-training run, from its logs, "
+            "and what to do about it. The stages are run by pytest --gkd-stages."
+        ),
+        epilog=language.tr(
+            "Each command tells of its options, exit statuses and examples: gkd "
+            "COMMAND --help.\n\nsee also: pytest --help (the options --gkd-...), "
+            "README.md"
+        ),
     )
     parser.add_argument(
         "--lang",
@@ -112,7 +133,12 @@ def argument_parser() -> _Parser:
         help="English or Chinese (default: the locale's, by LANGUAGE, LC_ALL, "
         "LC_MESSAGES, LANG); JSON stays English",
     )
-    parser.add_argument("--version", action="version", version=f"gkd {__version__}")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"gkd {__version__}",
+        help="show program's version number and exit",
+    )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     command = help_pages.command(

@@ -46,13 +46,16 @@ def padded(text: str, width: int) -> str:
     return text + " " * (width - cells(text))
 
 
-def wrapped(first: str, text: str, rest: str | None = None) -> list[str]:
-    """The text in lines of 80 columns, after ``first``, then ``rest`` or spaces."""
+def wrapped(
+    first: str, text: str, rest: str | None = None, width: int = WIDTH
+) -> list[str]:
+    """The text in lines of ``width`` columns, after ``first``, then ``rest`` or
+    spaces."""
     after = " " * cells(first) if rest is None else rest
     if cells(text) == len(text) and cells(first) == len(first):
         return textwrap.wrap(
             text,
-            WIDTH,
+            width,
             initial_indent=first,
             subsequent_indent=after,
             # A word split in two may be a path, or start the next line with ::.
@@ -62,7 +65,7 @@ def wrapped(first: str, text: str, rest: str | None = None) -> list[str]:
     lines, line = [], first
     empty = True
     for unit in _UNIT.findall(" ".join(text.split())):
-        if not empty and cells(line) + cells(unit.rstrip()) > WIDTH:
+        if not empty and cells(line) + cells(unit.rstrip()) > width:
             lines.append(line.rstrip())
             line, empty = after, True
         if not (empty and unit.isspace()):

@@ -305,10 +305,14 @@ def named(name: str) -> Option:
 
 def near(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` with up to three similar names, else a full stop."""
-    found = near_names(word, known)
-    if not found:
-        return "."
-    return "; did you mean " + " or ".join(repr(name) for name in found) + "?"
+    match [repr(name) for name in near_names(word, known)]:
+        case [one]:
+            return f"; did you mean {one}?"
+        case [one, two]:
+            return f"; did you mean {one} or {two}?"
+        case [one, two, three]:
+            return f"; did you mean {one} or {two} or {three}?"
+    return "."
 
 
 TRUTH = {"1": True, "true": True, "yes": True, "on": True}

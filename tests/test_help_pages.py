@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_usage_errors import PROSE
 
-from pytest_gkd.__main__ import argument_parser
+from pytest_gkd.__main__ import argument_parser, main
+from pytest_gkd.columns import cells
 from pytest_gkd.watch import arguments
 
 ROOT = Path(__file__).parent.parent
@@ -105,3 +107,17 @@ def test_a_narrow_terminal_gets_hanging_lines(monkeypatch: pytest.MonkeyPatch) -
     assert re.search(r"^  1    a stage no longer passes.*\n {7}\S", page, re.MULTILINE)
     example = "  gkd report .gkd/last .gkd/runs/20261126-091500"
     assert example in page.splitlines()
+
+
+@EVERY
+def test_it_is_chinese_for_those_who_ask(
+    command: argparse.ArgumentParser, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--lang=zh", *command.prog.split()[1:], "--help"])
+    page = capsys.readouterr().out
+    told = page.partition("\n\n")[2].partition("\n\n示例：\n")[0]
+    assert "选项:" in told
+    assert "退出码：\n" in told
+    assert not PROSE.search(re.sub(r"\S*[=\"]\S*", "", told)), told
+    assert max(map(cells, page.splitlines())) <= 80

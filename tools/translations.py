@@ -7,22 +7,27 @@ what is still to be done; ``--check`` writes nothing. Both exit with 1 if anythi
 
 from __future__ import annotations
 
+import gettext
 import io
 import re
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import message_templates
 from babel.messages.catalog import Catalog
 from babel.messages.extract import extract
 from babel.messages.pofile import read_po, write_po
 
-from pytest_gkd import variable_table
+from pytest_gkd import language, variable_table
+from pytest_gkd.__main__ import argument_parser
 from pytest_gkd.diagnosis import log_phases, suspects
 from pytest_gkd.diagnosis.catalogue import ADVICE_DIR, TEXTS, Rule, parse_rule
 from pytest_gkd.filled_texts import PLACE
+from pytest_gkd.job import debug_variables
+from pytest_gkd.job.environment import ROWS
 from pytest_gkd.language import CATALOGUES, CHINESE, DOMAIN, FILLED
 
 PACKAGE = CATALOGUES.parent
@@ -38,6 +43,7 @@ SHOWN = (
     *("run/worker", "run/option_origins", "run/report_directory", "run/selection"),
     *("run/session", "run/surroundings", "options", "fault_specs", "stage_plan"),
     *("diagnosis/log_file", "diagnosis/silence"),
+    *("processes/stale_runs", "processes/cleanup"),
     "bundle/archive",
 )
 # Where users are told something with values in it, below the repository.
@@ -51,6 +57,12 @@ MESSAGES = (
 TABLES = ("pytest_gkd/job", "pytest_gkd/watch/waiting.py")
 # Help pages, a program of its own, sample texts, and faults that are injected.
 NO_MESSAGES = ("watch/arguments.py", "gguf.py", "tiny_text.py", "workload/inject/*.py")
+# What is shown of tables.
+TOML = {
+    "faults/*.toml": ("how",),
+    "job/frameworks/smallest.toml": ("why", "note"),
+    "job/debug_variables.toml": ("gives", "cost", "more"),
+}
 METHODS = {".py": "python", ".jinja": "jinja2.ext:babel_extract"}
 # What a translation must have as often as its text: {name}, <name>, %s, `quoted`,
 # options, variables, keys, file names and commands, which hold no Chinese.
@@ -75,6 +87,12 @@ def texts() -> Iterator[tuple[str, str]]:
                 for _, text, *_ in found:
                     if isinstance(text, str):
                         yield path.relative_to(PACKAGE).as_posix(), text
+    for text in of_help_pages():
+        yield "__main__.py", text
+    for name, keys in TOML.items():
+        for path in sorted(PACKAGE.glob(name)):
+            for text in _below(tomllib.loads(path.read_text("utf-8")), keys):
+                yield path.relative_to(PACKAGE).as_posix(), text
     for text in log_phases.WAITS_FOR.values():
         yield "diagnosis/phases.toml", text
     for phase in log_phases.PHASES:
@@ -85,6 +103,38 @@ def texts() -> Iterator[tuple[str, str]]:
         rule = parse_rule(data, f"{path.parent.name}.{path.stem}", str(path))
         for text in of_rule(rule):
             yield path.relative_to(PACKAGE).as_posix(), text
+
+
+def _below(data: Any, keys: Sequence[str]) -> Iterator[str]:
+    """The texts under these keys, wherever they stand."""
+    if isinstance(data, dict):
+        yield from (data[key] for key in keys if key in data)
+        data = list(data.values())
+    for part in data if isinstance(data, list) else ():
+        yield from _below(part, keys)
+
+
+class _Asked(gettext.NullTranslations):
+    """Keeps what it is asked to translate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def gettext(self, message: str) -> str:
+        self.texts.append(message)
+        return message
+
+
+def of_help_pages() -> list[str]:
+    """What the commands' --help tells, with the limits in it as they are."""
+    asked, before = _Asked(), language._catalogue
+    language._catalogue = asked
+    try:
+        argument_parser()
+    finally:
+        language._catalogue = before
+    return asked.texts
 
 
 def messages() -> Iterator[tuple[str, str]]:
@@ -112,6 +162,11 @@ def of_variables() -> Iterator[str]:
             yield f"{row.name}={{value}} {text}"
         yield from filter(None, (row.expected, row.ends_job))
     yield from variable_table.GONE_FROM_VLLM.values()
+    for named in debug_variables.TABLE["variable"]:
+        if "cost" not in named:
+            yield ROWS[named["names"][0]].when[named["value"]]
+    for _, text in debug_variables.not_advised():
+        yield text
 
 
 def of_hangs(path: Path) -> Iterator[str]:

@@ -19,6 +19,7 @@ from pytest_gkd.job.check import Checked, Value
 from pytest_gkd.job.findings import CheckError
 from pytest_gkd.job.frameworks.reading import UNKNOWN
 from pytest_gkd.job.launch import ADDED
+from pytest_gkd.language import tr, tr_filled
 
 TABLE = Path(__file__).parent / "frameworks/smallest.toml"
 SHORT = 64  # tokens of a response
@@ -227,26 +228,37 @@ def _sizes(known: Mapping[str, Any], told: Mapping[str, Value]) -> dict[str, int
 def text(small: DebugConfig) -> str:
     """For people: each override with its reason, then how to run it."""
     script = sanitize.line(small.script)
-    told = [f"{script} as its smallest run, for {small.framework} {small.release}"]
+    release = f"{small.framework} {small.release}"
+    told = [tr_filled(f"{script} as its smallest run, for {release}")]
     width = max((len(change.text) for change in small.changes), default=0)
-    told += [f"  {change.text:{width}}  {change.why}" for change in small.changes]
+    told += [f"  {one.text:{width}}  {tr(one.why)}" for one in small.changes]
     kept = ", ".join(f"{name} {value}" for name, value in small.kept.items())
-    told.append(sanitize.line(f"kept, as a failure may hang on them: {kept}"))
-    told += map(sanitize.line, small.left)
+    rest = [f"kept, as a failure may hang on them: {kept}", *small.left]
+    told += [sanitize.line(tr_filled(line)) for line in rest]
     if small.file:
         name = sanitize.line(small.file)
-        told.append(f"run: keys are read of the file alone. Save this beside {name},")
-        told.append("and give its name (without .yaml) as --config_name:")
+        told.append(
+            tr_filled(
+                "run: keys are read of the file alone. Save this beside "
+                f"{name}, and give its name (without .yaml) as --config_name:"
+            )
+        )
         told += [f"  {line}" for line in small.inheriting().splitlines()]
     elif Path(small.script).suffix in documents.SUFFIXES:
-        told.append(f"run: give these to the program that reads {script}, behind it")
+        behind = f"run: give these to the program that reads {script}, behind it"
+        told.append(tr_filled(behind))
     elif small.reaches:
-        again = f"gkd debug-config {script} --format=args"
-        told.append(f"run: bash {script} $({again})")
+        told.append(
+            tr("run: bash {script} $(gkd debug-config {script} --format=args)").format(
+                script=script
+            )
+        )
     else:
         lines = ", ".join(map(str, small.lines))
         told.append(
-            f"{script} does not pass its own arguments on: add these to the command on "
-            f"line {lines}"
+            tr_filled(
+                f"{script} does not pass its own arguments on: add these to the "
+                f"command on line {lines}"
+            )
         )
     return "\n".join(told)

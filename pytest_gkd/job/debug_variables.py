@@ -12,6 +12,7 @@ from packaging.version import Version
 
 from pytest_gkd.job import environment
 from pytest_gkd.job.environment import ROWS, Reader
+from pytest_gkd.language import tr, tr_filled
 
 TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 _PACKAGES = {
@@ -56,18 +57,17 @@ class Advice:
 
     def text(self) -> str:
         """Lines to paste: all but the ``export`` lines are comments."""
-        lines = ["# Worth setting on the next attempt:", 'DIR="$PWD/gkd-debug"']
-        lines.append('mkdir -p "$DIR"')
+        lines = [tr("# Worth setting on the next attempt:")]
+        lines += ['DIR="$PWD/gkd-debug"', 'mkdir -p "$DIR"']
         for one in self.cheap:
-            lines += [f"# {one.gives}", f"#   cost: {one.cost} ({one.read_by})"]
-            lines.append(_export(one))
-        lines += ["", "# Only to look for what is said, since they cost more:"]
+            lines += [*_told(one), _export(one)]
+        lines += ["", tr("# Only to look for what is said, since they cost more:")]
         for one in self.costly:
-            lines += [f"# {one.gives}", f"#   cost: {one.cost} ({one.read_by})"]
-            lines.append(f"# {_export(one)}")
-        lines += ["", "# Not advised:"]
-        lines += [f"#   {said}: {why}" for said, why in self.not_advised]
-        lines += ["", *(f"# {line}" for line in (*PLACES, *self.left_out))]
+            lines += [*_told(one), f"# {_export(one)}"]
+        lines += ["", tr("# Not advised:")]
+        lines += [f"#   {said}: {tr_filled(why)}" for said, why in self.not_advised]
+        notes = (*PLACES, *self.left_out)
+        lines += ["", *(f"# {tr_filled(note)}" for note in notes)]
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def advice() -> Advice:
         if found is not None:
             (costly if row.get("costly") else cheap).append(found)
     return Advice(
-        tuple(cheap), tuple(costly), tuple(_not_advised()), tuple(left.values())
+        tuple(cheap), tuple(costly), tuple(not_advised()), tuple(left.values())
     )
 
 
@@ -144,12 +144,20 @@ def _advised(row: dict[str, Any], left: dict[str, str]) -> Advised | None:
     return Advised(name, row["value"], row["gives"], cost, f"{library} {here}")
 
 
-def _not_advised() -> Iterator[tuple[str, str]]:
+def not_advised() -> Iterator[tuple[str, str]]:
+    """What is often set and does not help, with the reason."""
     for one in TABLE["not_advised"]:
         name, value = one["name"], one["value"]
         row = ROWS[name]
         why = row.when.get(value.upper()) or row.always
         yield f"{name}={value}", " ".join(filter(None, (why, one.get("more"))))
+
+
+def _told(one: Advised) -> Iterator[str]:
+    yield f"# {tr_filled(one.gives)}"
+    yield tr("#   cost: {cost} ({library})").format(
+        cost=tr_filled(one.cost), library=one.read_by
+    )
 
 
 def _export(one: Advised) -> str:

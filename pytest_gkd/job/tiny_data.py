@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from pytest_gkd import sanitize
 from pytest_gkd.job.findings import CheckError
+from pytest_gkd.language import tr_filled
 
 NO_JSON = "a line that is not valid JSON"
 LINES = (".jsonl", ".ndjson", ".json")
@@ -115,12 +116,12 @@ def _characters(value: Any) -> int:
 def _kind(value: Any) -> str:
     """A row's shape, apart from its texts: columns, types, roles, emptiness."""
     if isinstance(value, dict):
-        parts = (f"{key}: {_kind(one)}" for key, one in value.items() if key != "role")
+        parts = (f"{key}:{_kind(one)}" for key, one in value.items() if key != "role")
         role = [str(value["role"])] if isinstance(value.get("role"), str) else []
-        return f"{{{', '.join([*role, *parts])}}}"
+        return f"{{{','.join([*role, *parts])}}}"
     if isinstance(value, list):
         kinds = list(dict.fromkeys(map(_kind, value)))
-        return f"[{', '.join(kinds)}]"
+        return f"[{','.join(kinds)}]"
     if value is None or value in ("", b""):
         return "nothing"
     return type(value).__name__
@@ -194,4 +195,4 @@ def text(found: Slice) -> str:
     told += [
         f"row {one.row}: {one.why}, {one.characters} characters" for one in found.kept
     ]
-    return "\n".join(map(sanitize.line, told))
+    return "\n".join(sanitize.line(tr_filled(line)) for line in told)

@@ -13,6 +13,7 @@ import psutil
 
 from pytest_gkd import sanitize
 from pytest_gkd.job.findings import CheckError
+from pytest_gkd.language import tr_filled
 
 CHUNK = 8 << 20
 # Network file systems are faster with several readers; a disk is hardly slower.
@@ -91,4 +92,4 @@ def text(found: Warmed) -> str:
             f"; only {found.available / GB:.1f} GB of memory are free for it, so the "
             "first files are evicted while the last are read"
         )
-    return sanitize.line(told)
+    return sanitize.line(tr_filled(told))

@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 
+from pytest_gkd.columns import padded
+from pytest_gkd.language import marked, tr, tr_filled
 from pytest_gkd.processes import cleanup, manifest, procfs
 from pytest_gkd.processes.manifest import Manifest, RunLine
 
@@ -19,7 +21,10 @@ NOTHING_LEFT, LEFT = 0, 1
 COMMON = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - where runs lie by default
 
 # What happens to a thing: with --yes, and in a dry run.
-DOES = {True: ("ended", "removed"), False: ("would end", "would remove")}
+DOES = {
+    True: (marked("ended"), marked("removed")),
+    False: (marked("would end"), marked("would remove")),
+}
 
 
 @dataclass
@@ -112,7 +117,7 @@ def _processes(found: Manifest, run: RunLine, *, yes: bool) -> Iterator[Thing]:
             "stage": process.stage or None,
             "ports": ports.get(process.pid, []),
         }
-        yield Thing("process", str(process), why, facts)
+        yield Thing(marked("process"), str(process), why, facts)
 
 
 def _refusal(pid: int) -> str:
@@ -155,7 +160,7 @@ def _memory(found: Manifest, run: RunLine, *, yes: bool) -> Iterator[Thing]:
         path = str(procfs.SHM / segment.name)
         facts = {"path": path, "bytes": size, "stage": segment.stage or None}
         name = f"{path} ({cleanup.megabytes(size)})"
-        yield Thing("shared memory", name, why, facts)
+        yield Thing(marked("shared memory"), name, why, facts)
 
 
 def _folders(found: Manifest, run_dir: Path, *, yes: bool) -> Iterator[Thing]:
@@ -172,7 +177,7 @@ def _folders(found: Manifest, run_dir: Path, *, yes: bool) -> Iterator[Thing]:
 
 def _folder(path: Path, size: int, why: str) -> Thing:
     text = f"{path} ({cleanup.megabytes(size)})"
-    return Thing("directory", text, why, {"path": str(path), "bytes": size})
+    return Thing(marked("directory"), text, why, {"path": str(path), "bytes": size})
 
 
 # -- output ----------------------------------------------------------------------------
@@ -206,25 +211,26 @@ def report_text(runs: list[Run], *, yes: bool) -> str:
     lines = []
     for run in runs:
         if run.state != cleanup.DEAD:
-            lines.append(f"{run.path}: left alone: {run.why}")
+            lines.append(tr_filled(f"{run.path}: left alone: {run.why}"))
             continue
-        lines.append(f"{run.path}: {run.why}")
+        lines.append(tr_filled(f"{run.path}: {run.why}"))
         lines += [f"  {_line(thing, done=yes)}" for thing in run.things]
     dead = [run for run in runs if run.state == cleanup.DEAD]
     if not dead:
-        lines.append("nothing is left of dead runs")
+        lines.append(tr("nothing is left of dead runs"))
     elif not yes:
-        lines.append("nothing was changed; run gkd clean --yes to do it")
+        lines.append(tr("nothing was changed; run gkd clean --yes to do it"))
     elif any(_stays(run) for run in dead):
-        lines.append("not everything could be removed; see above")
+        lines.append(tr("not everything could be removed; see above"))
     return "\n".join(lines)
 
 
 def _line(thing: Thing, *, done: bool) -> str:
-    stage = f", stage {thing.facts['stage']}" if thing.facts.get("stage") else ""
-    ports = ", ".join(str(port) for port in thing.facts.get("ports", ()))
-    ports = f", listens on port {ports}" if ports else ""
-    what = f"{thing.kind} {thing.name}{stage}{ports}"
-    if thing.left:
-        return f"left alone    {what}: {thing.left}"
-    return f"{DOES[done][thing.kind != 'process']:<13} {what}"
+    name = thing.facts.get("stage")
+    stage = tr(", stage {name}").format(name=name) if name else ""
+    numbers = ", ".join(str(port) for port in thing.facts.get("ports", ()))
+    ports = tr(", listens on port {ports}").format(ports=numbers) if numbers else ""
+    action = DOES[done][thing.kind != "process"]
+    told = padded(tr("left alone" if thing.left else action), 13)
+    why = tr(": ") + tr_filled(thing.left) if thing.left else ""
+    return f"{told} {tr(thing.kind)} {thing.name}{stage}{ports}{why}"

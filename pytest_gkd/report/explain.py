@@ -91,8 +91,11 @@ def faults_text(faults: Iterable[FaultSpec]) -> str:
     faults = list(faults)
     width = max(len(fault.name) for fault in faults)
     return "\n".join(
-        f"{fault.name:<{width}}  {fault.how} "
-        f"(found as {' or '.join(fault.causes) or fault.outcome})"
+        tr("{name}  {how} (found as {causes})").format(
+            name=f"{fault.name:<{width}}",
+            how=tr(fault.how),
+            causes=tr(" or ").join(fault.causes) or fault.outcome,
+        )
         for fault in faults
     )
 

@@ -615,7 +615,8 @@ def _notes(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _injected(injected: Mapping[str, str]) -> str:
-    return tr("gkd: INJECTED FAULT {fault}: {how}").format_map(injected)
+    fault, how = injected["fault"], injected["how"]
+    return tr("gkd: INJECTED FAULT {fault}: {how}").format(fault=fault, how=tr(how))
 
 
 def github_annotations(record: RunRecord) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from pytest_gkd import sanitize
+from pytest_gkd.language import tr, tr_filled
 from pytest_gkd.processes import oom, prctl
 from pytest_gkd.report import history, render, step_summary
 from pytest_gkd.report.record import FAILED, PAGE, SKIPPED, TIMEOUT
@@ -51,10 +52,11 @@ class StageController:
         except Exception as error:
             if not self._nodes.starts:
                 raise
-            raise pytest.UsageError(
+            told = (
                 "the stages' processes could not be started: "
                 f"{type(error).__name__}: {sanitize.line(str(error))}"
-            ) from error
+            )
+            raise pytest.UsageError(tr_filled(told)) from error
         self._nodes.starts = False
         if self._run.workers:
             self._run.page.begin()  # while they start
@@ -127,7 +129,8 @@ class StageController:
             for record in self._run.record.stages:
                 if record.outcome is None and record.started is not None:
                     self._reports.give_up(record, text)
-            pytest.exit(f"gkd: {text}", returncode=pytest.ExitCode.INTERNAL_ERROR)
+            told = f"gkd: {tr_filled(text)}"
+            pytest.exit(told, returncode=pytest.ExitCode.INTERNAL_ERROR)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodeready(self) -> None:
@@ -148,26 +151,26 @@ class StageController:
         self._check_watchdog()
         output = getattr(node, "workeroutput", {})
         if output.get("exitstatus") == pytest.ExitCode.USAGE_ERROR:
-            raise pytest.UsageError("the stages could not be collected; see above")
+            raise pytest.UsageError(tr("the stages could not be collected; see above"))
         overrun = self._run.overruns.get(node.gateway.id)
         lost = error is not None and overrun is None and phase == "starting"
         self._lost_early = self._lost_early + 1 if lost else 0
         if self._lost_early == LOST_EARLY:
             _, counted = self._run.recorder.kills_before[""].since()
-            pytest.exit(
-                f"gkd: {LOST_EARLY} processes in a row died before they had collected "
-                f"the stages: {error}; of the last, {ending_of(node)[1]}"
-                + (f"; {counted}" if counted else ""),
-                returncode=1,
+            told = (
+                f"{LOST_EARLY} processes in a row died before they had collected the "
+                f"stages: {error}; of the last, {ending_of(node)[1]}"
             )
+            told += f"; {counted}" if counted else ""
+            pytest.exit(f"gkd: {tr_filled(told)}", returncode=1)
         if overrun is not None and overrun.phase == "starting":
             where = self._run.findings.relative(self._run.report.path / "stacks")
-            pytest.exit(
-                "gkd: collecting the stages did not end within "
+            told = (
+                "collecting the stages did not end within "
                 f"{render.budget(overrun.limit_s)}; its stacks are in "
-                f"{sanitize.line(where)}",
-                returncode=1,
+                f"{sanitize.line(where)}"
             )
+            pytest.exit(f"gkd: {tr_filled(told)}", returncode=1)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_keyboard_interrupt(self) -> None:
@@ -280,14 +283,14 @@ class StageController:
         left = run.shutdown.end_late() if run.workers else []
         is_clean = not left and not (run.workers and run.shutdown.left())
         if not is_clean:
-            run.teller.console.line(
-                "gkd: processes of this run are still alive; its guardian ends them as "
+            self._say(
+                "processes of this run are still alive; its guardian ends them as "
                 f"soon as pytest has exited: {'; '.join(left)}"
             )
         theirs = run.shutdown.theirs() if run.workers and is_clean else []
         if theirs:
-            run.teller.console.line(
-                "gkd: left running, since a plugin or conftest.py in pytest's own "
+            self._say(
+                "left running, since a plugin or conftest.py in pytest's own "
                 f"process has started it: {'; '.join(theirs)}"
             )
         with run.watchdog.lock:
@@ -296,10 +299,11 @@ class StageController:
         run.verdicts_file.close()
         problem = run.home.close(finished=is_clean)
         if problem:
-            run.teller.console.line(
-                f"gkd: could not remove all of {run.home.path}: {problem}"
-            )
+            self._say(f"could not remove all of {run.home.path}: {problem}")
         self._interrupts.restore()
+
+    def _say(self, text: str) -> None:
+        self._run.teller.console.line(f"gkd: {tr_filled(text)}")
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: TerminalReporter) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_gkd import typed_json
+from pytest_gkd.language import tr_filled
 from pytest_gkd.processes import tree
 from pytest_gkd.run.assignment import SAFE_PATH, Assignment
 from pytest_gkd.run.parts import RunParts
@@ -89,7 +90,7 @@ class Nodes:
     def _agreed_plan(self) -> tuple[PlannedStage, ...]:
         self._run.watchdog.drain()
         if self._run.recorder.problem:
-            raise pytest.UsageError(self._run.recorder.problem)
+            raise pytest.UsageError(tr_filled(self._run.recorder.problem))
         return self._run.recorder.plan
 
     def hush(self) -> None:

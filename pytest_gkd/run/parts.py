@@ -17,6 +17,7 @@ import pytest
 from pytest_gkd import fault_specs
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import make_way
+from pytest_gkd.language import tr_filled
 from pytest_gkd.processes import host_summary, tree
 from pytest_gkd.processes.manifest_writer import ManifestWriter
 from pytest_gkd.processes.memory_samples import MemorySamples
@@ -165,7 +166,7 @@ class RunParts:
         with self.recorder.lock:
             self.recorder.on_event(event)
             if isinstance(event, Collected) and event.error:
-                raise pytest.UsageError(event.error)
+                raise pytest.UsageError(tr_filled(event.error))
             if monotonic() > self._last_scan + 1:
                 # Not in a thread of its own: stages may want to fork.
                 self._last_scan = monotonic()

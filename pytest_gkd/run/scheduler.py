@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gkd.language import tr_filled
 from pytest_gkd.stage_plan import PlannedStage, lanes
 
 if TYPE_CHECKING:
@@ -82,11 +83,12 @@ class LaneScheduling:
         # A test unknown to one of them would be silently skipped.
         for node, collection in self._collections.items():
             for nodeid in sorted(self._tests ^ set(collection)):
-                raise pytest.UsageError(
+                told = (
                     f"not every worker has collected {nodeid} ({node.gateway.id} or "
                     "one before it has not): a conftest.py or a plugin chooses "
                     "different tests in each process"
                 )
+                raise pytest.UsageError(tr_filled(told))
 
     def _lanes(self, collection: Sequence[str]) -> list[list[str]]:
         stages = [stage for stage in self.plan() if stage.nodeid in collection]

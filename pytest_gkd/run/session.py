@@ -252,7 +252,7 @@ def register(config: pytest.Config, prepared: Prepared | None) -> None:
 
 def _refuse(event: Event) -> None:
     if isinstance(event, Collected) and event.error:
-        raise pytest.UsageError(event.error)
+        raise pytest.UsageError(language.tr_filled(event.error))
 
 
 def context(request: pytest.FixtureRequest) -> StageContext:
