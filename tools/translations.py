@@ -7,7 +7,6 @@ what is still to be done; ``--check`` writes nothing. Both exit with 1 if anythi
 
 from __future__ import annotations
 
-import gettext
 import io
 import re
 import sys
@@ -114,16 +113,12 @@ def _below(data: Any, keys: Sequence[str]) -> Iterator[str]:
         yield from _below(part, keys)
 
 
-class _Asked(gettext.NullTranslations):
+class _Asked(dict[tuple[str, str], str]):
     """Keeps what it is asked to translate."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def gettext(self, message: str) -> str:
-        self.texts.append(message)
-        return message
+    def get(self, key: tuple[str, str], default: Any = None) -> Any:
+        self[key] = key[1]
+        return default
 
 
 def of_help_pages() -> list[str]:
@@ -134,7 +129,7 @@ def of_help_pages() -> list[str]:
         argument_parser()
     finally:
         language._catalogue = before
-    return asked.texts
+    return [text for _, text in asked if text]
 
 
 def messages() -> Iterator[tuple[str, str]]:
