@@ -161,6 +161,9 @@ FIGURES = (
     "only numbers tell: told, if as a note",
     "sound: without a note",
     "no known cause fits: none is named",
+    "cause is known and none named: it is a guess",
+    "ended in an error: called failed or unknown",
+    "cause is among those told",
 )
 
 
@@ -171,6 +174,13 @@ def figures(label: dict[str, Any], report: LogReport) -> dict[str, bool]:
     outcome, sound = label["outcome"], report.verdict not in {"failed", "hung"}
     found = {}
     if outcome == "failed":
+        if not label.get("silent"):
+            found[FIGURES[14]] = report.verdict in {"failed", "unknown"}
+            causes = {one.cause for one in report.causes}
+            if wanted:
+                found[FIGURES[15]] = bool(wanted & causes)
+            if wanted and not causes:
+                found[FIGURES[13]] = bool(wanted.intersection(report.nearest))
         if wanted:
             found[FIGURES[1 if label.get("silent") else 0]] = named in wanted
         if not label.get("cause"):
