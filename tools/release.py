@@ -1,8 +1,9 @@
 """The release checklist: ``python tools/release.py`` says what still stands in the way.
 
 It builds in a temporary directory and neither tags nor uploads; ``--output=DIR`` keeps
-what was built if every check passed. Needs git, the network for pip, and the supported
-Pythons (on PATH, or from pyenv).
+what was built if every check passed. Needs git, the network for pip, the supported
+Pythons (on PATH, or from pyenv), and for the stages, which run on the first of them,
+torch's CPU wheel: from PyTorch's own index, or a folder that PIP_FIND_LINKS names.
 """
 
 from __future__ import annotations
