@@ -10,7 +10,7 @@ import fresh_python
 import pytest
 
 from pytest_gkd import __main__ as command
-from pytest_gkd.diagnosis import catalogue
+from pytest_gkd.diagnosis import catalogue, logs
 
 PAGE = Path(__file__).parent.parent / "docs" / "own-rules.md"
 EXAMPLE, OF_EXCEPTION = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -55,6 +55,25 @@ def test_the_pages_example_of_an_exception_is_good_and_works(
     log.write_text(signature.example)
     assert command.main(["diagnose", str(log), "--rules", str(rule)]) == 1
     assert "the verifier failed for one answer: 'gold'" in capsys.readouterr().out
+
+
+def test_the_words_of_ones_own_program_are_as_sure_as_the_rule_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rule, log = tmp_path / "moon.toml", tmp_path / "train.log"
+    rule.write_text(
+        'id = "own.moon"\ntitle = "the moon rose"\ntier = "cause"\nwhy = "It did."\n'
+        '[[signature]]\ntext = ["the moon rose"]\nexample = "the moon rose"\n'
+        'near_miss = ["the sun"]\n[[fix]]\ndo = "Wait"\n'
+    )
+    log.write_text(
+        'Traceback (most recent call last):\n  File "/job/go.py", line 3, in score\n'
+        '    raise ValueError("the moon rose")\nValueError: the moon rose\n'
+    )
+    report = logs.examine([log], catalogue.load([rule]))
+    assert [(one.cause, one.confidence) for one in report.causes] == [
+        ("own.moon", "certain")
+    ]
 
 
 def test_a_rule_that_takes_what_others_leave_is_told_of(

@@ -171,19 +171,28 @@ ValueError: no room
         ("raised = take(rooms)", False),
     ],
 )
-@pytest.mark.parametrize(
-    ("confidence", "less"), [("certain", "likely"), ("likely", "guess")]
-)
-def test_a_text_that_own_code_raised_is_less_sure(
-    code: str, own: bool, confidence: str, less: str
+@pytest.mark.parametrize("confidence", ["certain", "likely"])
+def test_a_text_that_own_code_raised_is_a_guess(
+    code: str, own: bool, confidence: str
 ) -> None:
     asks = {"text": ["no room"], "confidence": confidence}
     log = OWN.replace("CODE", code)
     (hit,) = hits(log, **asks)
-    assert hit.signature.confidence == (less if own else confidence)
-    (hit,) = hits(log, **asks, raised=["ValueError"])
-    assert hit.signature.confidence == confidence
+    assert hit.signature.confidence == ("guess" if own else confidence)
+    for more in ({"raised": ["ValueError"]}, {"own_words": True}):
+        (hit,) = hits(log, **asks, **more)
+        assert hit.signature.confidence == confidence
     assert bool(hits(log, **asks, library_message=True)) is not own
+
+
+@pytest.mark.parametrize(
+    "message", ["worker 3: pool.PoolError: no room", "worker 3:\nPoolError: no room"]
+)
+def test_another_exception_that_own_code_quotes_is_as_sure(message: str) -> None:
+    log = OWN.replace("CODE", "raise ValueError(said)").replace("no room", message)
+    (hit,) = hits(log, text=["no room"])
+    assert hit.signature.confidence == "certain"
+    assert hits(log, text=["no room"], library_message=True)
 
 
 @pytest.mark.parametrize(

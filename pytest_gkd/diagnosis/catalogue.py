@@ -69,14 +69,15 @@ class Signature:
     way must match (``RewardWorker``, ``llm_judge``, ``teacher.py``), ``code`` one for
     the innermost line of the program that the traceback shows. ``in_library`` leaves
     out exceptions that a program's own code raised, ``library_message`` those alone
-    that it raised by a ``raise`` or ``assert``. ``beside`` requires
-    another line of the same process with one of its texts, in the same exceptions or
-    ``within`` this many lines. ``phases``
-    limits it to exceptions raised in these phases, by their frames (``unknown`` if
-    these do not tell, or without an exception): a message of Python's own says nothing
-    about the place. ``loud`` lets a line count that calls itself a warning or a note;
-    ``silent`` one after which the run goes on, even to its end; after one that
-    ``waits`` it hangs and does not end.
+    that it raised by a ``raise`` or ``assert``. Text alone is only a guess in such a
+    message, which may mean anything, unless its ``own_words`` are as sure in any
+    program that trains, as those of a user's own rule are. ``beside`` requires another
+    line of the same process with one of its texts, in the same exceptions or ``within``
+    this many lines. ``phases`` limits it to exceptions raised in these phases, by their
+    frames (``unknown`` if these do not tell, or without an exception): a message of
+    Python's own says nothing about the place. ``loud`` lets a line count that calls
+    itself a warning or a note; ``silent`` one after which the run goes on, even to its
+    end; after one that ``waits`` it hangs and does not end.
     """
 
     text: tuple[str, ...] = ()
@@ -103,6 +104,7 @@ class Signature:
     code: str = ""
     in_library: bool = False
     library_message: bool = False
+    own_words: bool = False
     beside: tuple[str, ...] = ()
     within: int = 0
     phases: tuple[str, ...] = ()
@@ -361,7 +363,9 @@ def read_rule(path: Path, cause: str | None = None) -> Rule:
     data = read_toml(path)
     if cause is not None:
         return parse_rule(data, cause, str(path))
-    return replace(parse_rule(data, data.pop("id", None), str(path)), file=str(path))
+    rule = parse_rule(data, data.pop("id", None), str(path))
+    own = tuple(replace(one, own_words=True) for one in rule.signatures)
+    return replace(rule, file=str(path), signatures=own)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import PurePosixPath
@@ -19,8 +20,8 @@ from pytest_gkd.diagnosis.patterns import pattern_of
 from pytest_gkd.diagnosis.scan import Hit
 from pytest_gkd.diagnosis.stack_dump import Frame
 
-# How sure a text alone is where the program's own code wrote it.
-_LESS = {"certain": "likely", "likely": "guess", "guess": "guess"}
+# The class of an exception that a line quotes.
+_QUOTED = re.compile(r"\b[A-Za-z_]\w*(?:Error|Exception)\b")
 
 
 def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
@@ -67,18 +68,25 @@ def _held(hit: Hit, chain: Chain, one: Raised | None, beside: list[Hit]) -> Hit 
         hit = replace(hit, facts=_facts(one) | dict(hit.facts))
     if asks.in_library and one is not None and not in_library(one):
         return None
-    if one is not None and hit.order >= one.at and own_words(one):
+    if one is not None and _is_own(hit, one):
         if asks.library_message:
             return None
-        if not asks.in_parts:
-            less = replace(asks, confidence=_LESS[asks.confidence])
-            hit = replace(hit, signature=less)
+        if not asks.in_parts and not asks.own_words:
+            hit = replace(hit, signature=replace(asks, confidence="guess"))
     if asks.phases and (phase_of(chain) or "unknown") not in asks.phases:
         return None
     near = [other for other in beside if other.signature.text == asks.beside]
     if asks.beside and not any(_together(hit, other, chain) for other in near):
         return None
     return hit
+
+
+def _is_own(hit: Hit, one: Raised) -> bool:
+    """Whether the program's own code wrote the words, and quotes no other exception."""
+    if hit.order < one.at or not own_words(one):
+        return False
+    said = hit.text.partition(one.type)[2] if hit.order == one.at else hit.text
+    return _QUOTED.search(said) is None
 
 
 def _fits(asks: Signature, chain: Chain, one: Raised) -> bool:

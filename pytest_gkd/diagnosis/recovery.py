@@ -30,6 +30,12 @@ _HANDLED = Pattern(
     rb"(?i)\battempt \d|\bretr(?:y|ies|ied)|\bagain\b|\bskip(?:s|ped|ping)?\b"
     rb"|\bignor(?:ed?|ing)\b|\bfall(?:s|ing)? back\b|\brestart(?:s|ed|ing)?\b"
 )
+# What tells of a model's answer, or of a tool that the model called.
+_OF_ANSWER = Pattern(
+    rb"(?i)^.{0,60}?(?:\[(?:[\w-]*sandbox[\w-]*|swe|tool|agent|interpreter)(?: \d+)?\] "
+    rb"|\b(?:answer|candidate|completion|submission|solution) #?\d+(?::| [a-z]+ed\b)"
+    rb"|\btool[_ ](?:call|result)\b|\bunit test \d+ of )"
+)
 # What it says about one after which it waits, and about the last attempt.
 _WAITS = Pattern(
     rb"(?i)\bwaiting (?:for|until|on)\b|\bwill (?:be )?retr(?:y|ied)\b"
@@ -64,8 +70,8 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
     """The hits that the run did not survive, and those it survives silently.
 
     ``run_over`` says that all of its logs end with words to that effect. An error that
-    the program handled in its last step is as weak as a warning, and so is one in code
-    that it executed, such as a model's answer, if another followed it. Who went on
+    the program handled in its last step is as weak as a warning, and so is one of a
+    model's answer, or in code that it executed, if another followed it. Who went on
     but in the end waited in vain, did so for what had failed before.
     """
     steps = log_end.steps(log.tail)
@@ -93,7 +99,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             if starved and not (symptom or hit.weak or _handled(log, hit)):
                 yield hit
         elif (hit.order < last and _handled(log, hit)) or (
-            answers.holding(hit.order, hit.process)[1]
+            answers.holding(hit.order, hit.process)[1] or _of_answer(log, hit)
         ):
             yield replace(hit, weak=True)
         elif not any(step > at + log_end.AFTER for step in steps[-2:-1]):
@@ -143,6 +149,12 @@ def _of_answers(log: Log) -> exceptions.Places:
         for chain in log.chains[:-1]
         if all(frame.file == "<string>" for one in chain for frame in one.frames)
     )
+
+
+def _of_answer(log: Log, hit: Hit) -> bool:
+    """Whether a line tells of a model's answer, and an exception follows it."""
+    told = _OF_ANSWER.search(hit.text.encode()) is not None
+    return told and bool(log.chains) and log.chains[-1][0].start > hit.order
 
 
 def _is_handled(log: Log, chain: exceptions.Chain) -> bool:
