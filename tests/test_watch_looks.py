@@ -7,16 +7,18 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from watch_helpers import until
 
+from pytest_gkd.diagnosis import suspects
 from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
 from pytest_gkd.processes import procfs
 from pytest_gkd.processes.kernel_calls import Call
-from pytest_gkd.watch import stack_phases, verdicts, waits, watcher
+from pytest_gkd.watch import stack_phases, stuck_report, verdicts, waits, watcher
 from pytest_gkd.watch.arguments import Asked
 from pytest_gkd.watch.samples import (
     AT_WORK,
@@ -26,10 +28,12 @@ from pytest_gkd.watch.samples import (
     Progress,
     Role,
     Usual,
+    Verdict,
 )
 from pytest_gkd.watch.sampling import Sampler
 from pytest_gkd.watch.scope import Scope
 from pytest_gkd.watch.screen import OwnScreen
+from pytest_gkd.watch.stuck_report import Report
 from pytest_gkd.watch.waits import Known, Peer
 
 
@@ -224,6 +228,47 @@ def test_looks_that_became_rare_at_work_come_soon_where_it_ends(
     before = [one for one in looks if one < 300]
     assert len(before) < 8, looks
     assert Clock.now - at < 330, looks
+
+
+def test_a_report_that_makes_the_job_run_is_no_sign_of_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flight records and native stacks are asked of the ranks themselves."""
+    monkeypatch.setattr(watcher, "monotonic", lambda: Clock.now)
+    asked = Asked(("train",), look_after_s=5.0, stuck_after_s=5.0, status=False)
+    sampler = Sampler(Scope(lambda _: ()), lambda: (0, 0.0))
+    watch = watcher.Watch(asked, tmp_path, OwnScreen(status=False), sampler, Usual())
+    ran_s, makes = 0.0, threading.Event()
+
+    def take(_: object = None) -> JobSample:
+        return sample(Clock.now, replace(process("main", "save"), cpu_s=ran_s))
+
+    def make(directory: Path, verdict: Verdict, *_: object, **__: object) -> Report:
+        assert makes.wait(60)
+        return Report(directory, verdict, "", suspects.suspects("checkpoint", b"", []))
+
+    def is_reported() -> bool:
+        watch.tick(b"")
+        return watch.reported is not None
+
+    monkeypatch.setattr(sampler, "take", take)
+    monkeypatch.setattr(sampler, "look", take)
+    monkeypatch.setattr(stuck_report, "make", make)
+    told: list[str] = []
+    monkeypatch.setattr(watch.screen, "say", told.append)
+    for second in range(120):
+        Clock.now += 1.0
+        if watch.verdict.word == STUCK and ran_s < 30:
+            ran_s += 1.0
+        if second == 60:
+            makes.set()
+            until(is_reported, "no report")
+        watch.tick(b"")
+        if watch.look is not None:
+            watch.look.result()
+    assert watch.verdict.word == STUCK
+    assert not [line for line in told if "moves again" in line], told
+    assert len([line for line in told if line.startswith("stuck for")]) == 1, told
 
 
 METRICS = "{'loss': 0.1, 'step': %d}\n"

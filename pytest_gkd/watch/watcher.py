@@ -101,6 +101,7 @@ class Watch:
         self._cores: dict[int, float] = {}
         self._sampled_at = self._lined_at = self._drawn_at = self.began
         self._first: JobSample | None = None
+        self._told_at: JobSample | None = None  # when a report was done
         self.look: Future[JobSample] | None = None
         self._report: Future[stuck_report.Report] | None = None
         self._why_slow: Future[dict[str, Any]] | None = None
@@ -225,13 +226,14 @@ class Watch:
         seems_still = silent_s >= self.look_after_s or overdue
         # What little it says, short of a step, does not end a standstill; a look does.
         doubted = seems_still or self.verdict.word in (STUCK, HELD)
-        first = self._first
+        first = self._first or self._told_at
         stepped = first is not None and progress.step_at > first.at
         if first is not None and (
             stepped or (not overdue and self._spoke(first, sample))
         ):
             self._goes_on(sample)
-        elif self.look is None and (
+        # To be asked for all that a report holds makes a job run.
+        elif (self.look or self._report) is None and (
             self._late is not None
             or self._is_overtime(now)
             or (doubted and (now >= self._look_at or self._fell_idle(now)))
@@ -303,6 +305,7 @@ class Watch:
     def _goes_on(self, sample: JobSample) -> None:
         was = self.verdict
         self._first, self._looks, self._look_at = None, 0, 0.0
+        self._told_at = None
         if was.word in (STUCK, HELD):
             self.screen.say(
                 f"it goes on, after {verdicts.span(was.since_s)} ({was.word})"
@@ -461,6 +464,8 @@ class Watch:
         if self._report is None or not self._report.done():
             return
         done, self._report = self._report, None
+        self._forget_looks()
+        self._told_at = self._sample
         report = self._result("the report", done)
         is_overtime = self._is_overtime(monotonic())
         if is_overtime:
