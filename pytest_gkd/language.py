@@ -37,10 +37,10 @@ def use(language: str) -> None:
     """Show texts in a language of options.LANGUAGES from now on."""
     global _catalogue, _filled_texts
     _filled_texts = None
-    _catalogue = None if language == ENGLISH else _read(language)
+    _catalogue = None if language == ENGLISH else catalogue(language)
 
 
-def _read(language: str) -> dict[tuple[str, str], str]:
+def catalogue(language: str) -> dict[tuple[str, str], str]:
     """The catalogue of a language: strings as JSON has them, long ones in pieces."""
     import json
     import re

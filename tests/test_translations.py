@@ -38,7 +38,7 @@ def test_the_file_is_what_the_tool_makes() -> None:
 
 
 def test_what_is_read_at_run_time_is_what_was_translated() -> None:
-    assert language._read("zh") == {
+    assert language.catalogue("zh") == {
         (one.context or "", one.id): one.string for one in translations.kept() if one.id
     }
 
@@ -54,7 +54,7 @@ def test_every_character_is_read_as_it_was_written(
     place.parent.mkdir(parents=True)
     place.write_bytes(translations.po_bytes(catalog))
     monkeypatch.setattr(language, "CATALOGUES", tmp_path)
-    assert language._read("zh") == {(FILLED, text): f"{text}中", ("", text): ""}
+    assert language.catalogue("zh") == {(FILLED, text): f"{text}中", ("", text): ""}
 
 
 def test_a_translation_is_chinese_and_ends_as_its_text_does() -> None:
