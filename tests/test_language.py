@@ -389,3 +389,20 @@ def test_the_ini_gives_the_language_and_an_error_names_it(tmp_path: Path) -> Non
     done = run(tmp_path)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "gkd_lang in pytest.ini: 'fr' is not one of en, zh" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("loss: is nan from here on; 1.5 before (step 37)", "loss：从这里起为 nan"),
+        ("kl: from 0 to 1 of the responses are cut off", "kl：从 0 到 1 的回答被截断"),
+        ("own.toml: why is missing", "own.toml：缺少 why"),
+        ("d: holds no log: no file ends in .log, .out or .err; name one", "没有日志"),
+        ("could not remove all of /tmp/x: it is busy", "没能全部删除 /tmp/x"),
+        ("no key 'a'; did you mean 'b' or 'c'?", "；是不是想写 'b' 或 'c'？"),
+    ],
+)
+def test_what_is_put_together_is_told_in_chinese(
+    text: str, told: str, chinese: None
+) -> None:
+    assert told in language.tr_filled(text)

@@ -23,8 +23,8 @@ _TWO = re.compile(r"\w\W* \W*\w")
 _PLACE = re.compile(r"\{[^{}]*\}")
 # Patterns, and code for other processes.
 _CODE = re.compile(
-    r"\\|^(?:from [\w.]+ )?import |^ *class |^lambda|^<|^gkd [a-z]+ \0$|[{}]"
-    r"|^(?:export|mkdir) |\(\)$|^\w+(?: \| \w+)+$"
+    r"\\|^(?:from [\w.]+ )?import |^ *class |^lambda|^<|^gkd [a-z]+ \0+$|[{}]"
+    r"|^(?:export|mkdir|command -v) |\(\)$|^\w+(?: \| \w+)+$"
     r"|^--\S+(?: --\S+)+$|^(?:megatron|swift) \w+$"
 )
 

@@ -42,7 +42,14 @@ SHOWN = (
     *("run/worker", "run/option_origins", "run/report_directory", "run/selection"),
     *("run/session", "run/surroundings", "options", "fault_specs", "stage_plan"),
     *("diagnosis/log_file", "diagnosis/silence"),
-    *("processes/stale_runs", "processes/cleanup"),
+    *("processes/stale_runs", "processes/cleanup", "processes/manifest_writer"),
+    *("processes/guardian_start", "processes/shell_line"),
+    *("run/controller", "run/scheduler", "run/nodes", "run/parts", "run/shutdown"),
+    *("run/collection", "run/run_directory", "report/history", "report/page_file"),
+    *("diagnosis/log_sources", "diagnosis/standing", "diagnosis/metrics/learning"),
+    *("diagnosis/metrics/numerics", "diagnosis/metrics/resources"),
+    "diagnosis/silent_ranks",
+    *("diagnosis/catalogue", "diagnosis/own_rules", "diagnosis/proofreading"),
     "bundle/archive",
 )
 # Where users are told something with values in it, below the repository.

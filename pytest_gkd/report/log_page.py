@@ -10,6 +10,7 @@ from pytest_gkd import sanitize
 from pytest_gkd.diagnosis.log_report import LogReport
 from pytest_gkd.diagnosis.metrics.judging import NumberFinding
 from pytest_gkd.diagnosis.metrics.series import Series
+from pytest_gkd.language import tr, tr_filled
 from pytest_gkd.report import render, templates
 from pytest_gkd.report.page_texts import cut, diagnosis
 
@@ -33,7 +34,11 @@ def html(report: LogReport, names: Sequence[str]) -> str:
     page = {
         "verdict": cut(causes[0]["headline"] if causes else told.partition("\n")[0]),
         "mark": MARKS.get(report.verdict, ""),
-        "when": cut(f"{report.verdict}; phase {report.phase}; {', '.join(names)}"),
+        "when": cut(
+            tr("{verdict}; phase {phase}; {files}").format(
+                verdict=report.verdict, phase=report.phase, files=", ".join(names)
+            )
+        ),
         "first": next(iter(causes[0]["advice"]), "") if causes else "",
         "causes": causes,
         "text": "\n".join(cut(line) for line in told.splitlines()),
@@ -51,10 +56,16 @@ def _metric(
     broken = [step for step, value in _points(one) if not math.isfinite(value)]
     wrong = [(f, True) for f in proofs if f.metric == one.name]
     wrong += [(f, False) for f in noted if f.metric == one.name]
-    told = f"{low:.4g} to {high:.4g}" if finite else "never a number"
-    told += f", last {one.values[-1]:.4g} at {one.unit} {one.steps[-1]}"
+    unit = tr(one.unit)
+    told = tr("{low} to {high}") if finite else tr("never a number")
+    told = told.format(low=f"{low:.4g}", high=f"{high:.4g}")
+    told += tr(", last {value} at {unit} {number}").format(
+        value=f"{one.values[-1]:.4g}", unit=unit, number=one.steps[-1]
+    )
     if broken:
-        told += f", not a number from {one.unit} {broken[0]} on ({len(broken)} times)"
+        told += tr(", not a number from {unit} {number} on ({times} times)").format(
+            unit=unit, number=broken[0], times=len(broken)
+        )
     return {
         "name": cut(one.name, 120),
         "curves": list(curves(one, low, high)),
@@ -62,10 +73,14 @@ def _metric(
             {"x": _x(one, finding.step), "sure": sure} for finding, sure in wrong
         ],
         "told": told,
-        "begin": f"{one.unit} {one.steps[0]}",
+        "begin": f"{unit} {one.steps[0]}",
         "end": f"{one.steps[-1]}",
         "wrong": [
-            {"text": cut(f"{f.where}: {f.text}"), "cause": f.cause, "sure": sure}
+            {
+                "text": cut(f"{f.where}{tr(': ')}{tr_filled(f.text)}"),
+                "cause": f.cause,
+                "sure": sure,
+            }
             for f, sure in wrong
         ],
     }

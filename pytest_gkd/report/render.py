@@ -254,7 +254,7 @@ def log_text(report: LogReport) -> str:
         tr("{files}: read as one log").format(files=", ".join(names))
         for names in report.joined
     ]
-    lines += report.partial
+    lines += map(tr_filled, report.partial)
     if report.verdict == "failed":
         lines += _log_causes(report)
     elif report.verdict == "interrupted":
@@ -323,11 +323,11 @@ def _guesses(causes: Sequence[str]) -> str:
 def _suspects(report: LogReport) -> Iterator[str]:
     """The last sign of life, and the likeliest causes with what distinguishes each."""
     if report.suspicion is None:
-        yield from wrapped(_label(tr("ranks")), report.fell_silent)
+        yield from wrapped(_label(tr("ranks")), tr_filled(report.fell_silent))
         return
     last_sign = translated.last_sign(report.phase, report.suspicion)
     yield from wrapped(_label(tr("sign")), last_sign)
-    yield from wrapped(_label(tr("ranks")), report.suspicion.missing)
+    yield from wrapped(_label(tr("ranks")), tr_filled(report.suspicion.missing))
     shown = SUSPECTS if report.verdict == "hung" else 1
     for number, one in enumerate(report.suspicion.suspects[:shown], 1):
         yield from wrapped(
@@ -337,7 +337,10 @@ def _suspects(report: LogReport) -> Iterator[str]:
         )
         if one.command:
             # A command must stay on one line to be copied.
-            yield f"           {one.command}"
+            command, asks, blanks = one.command.rpartition(" (fill in ")
+            names = blanks.removesuffix(")").replace(" and ", tr(" and "))
+            told = tr(" (fill in {blanks})").format(blanks=names) if asks else blanks
+            yield f"           {command}{told}"
 
 
 def _numbers_noted(report: LogReport) -> Iterator[str]:
@@ -345,7 +348,7 @@ def _numbers_noted(report: LogReport) -> Iterator[str]:
     notes = [one for _, one in report.notes[:NOTES]]
     for number, one in enumerate(notes):
         first = _label("" if number else tr("note"))
-        yield from wrapped(first, f"{sanitize.line(one.text)} [{one.cause}]")
+        yield from wrapped(first, f"{sanitize.line(tr_filled(one.text))} [{one.cause}]")
 
 
 def _engine_start(report: LogReport) -> str:

@@ -136,11 +136,11 @@ def _memory(series: Series, run: Run) -> Iterator[NumberFinding]:
     least = max(0.03 * robust.median(early), NO_LEAK / unit)
     if not (rises and growth > 0.4 * before and grown > least):
         return
-    sizes = [_bytes(one * unit) for one in (growth, early[0], late[-1])]
-    text = "grows by {} a step, from {} to {}".format(*sizes)
+    more, begun, ended = (_bytes(one * unit) for one in (growth, early[0], late[-1]))
+    text = f"grows by {more} a step, from {begun} to {ended}"
     says, certain = _fits(series.since(half), run, unit, early[0])
     if series.counted:
-        text, says = text.replace(" a step", " each time"), ""
+        text, says = f"grows by {more} each time, from {begun} to {ended}", ""
     yield found(series, half, "train.memory-leak", text + says, certain=certain)
 
 

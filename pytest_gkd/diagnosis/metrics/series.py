@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pytest_gkd.diagnosis.metrics.lines import Reading, read
 from pytest_gkd.diagnosis.metrics.roles import TRAINING, role
 from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.language import marked
 
 MOST_NAMES = 1000
 MOST_POINTS = 20_000
@@ -86,7 +87,8 @@ class Series:
     @property
     def unit(self) -> str:
         """What its steps count: ``step``, ``logged value`` or ``line``."""
-        return "line" if self.by_line else "logged value" if self.counted else "step"
+        counted = marked("logged value") if self.counted else "step"
+        return marked("line") if self.by_line else counted
 
     def to_json(self) -> dict[str, object]:
         """At most SHOWN points, the last included; NaN and infinity become null."""
