@@ -473,6 +473,8 @@ train.nan | RuntimeError: policy logits contain NaN
 data.empty | ValueError: Train dataset is empty
 data.empty | ValueError: Dataset is empty after filtering overlong prompts
 data.empty | AssertionError: Train dataloader is empty!
+data.empty | ValueError: the training dataset is empty
+tokenizer.pad-token | ValueError: tokenizer has no pad token
 train.batch-size | ValueError: train_batch_size (7) must be divisible by the number \
 of GPUs (2)
 train.batch-size | AssertionError: ppo_mini_batch_size 12 is not divisible by \
