@@ -41,6 +41,15 @@ def cut(text: str, limit: int) -> str:
     return f"{text[:at].rstrip()}..."
 
 
+def cropped(text: str, width: int) -> str:
+    """The text in at most ``width`` columns, with ``~`` at its end if it had more."""
+    if cells(text) <= width:
+        return text
+    from rich.cells import set_cell_size
+
+    return set_cell_size(text, max(0, width - 1)).rstrip() + "~"
+
+
 def padded(text: str, width: int) -> str:
     """The text with spaces up to ``width`` columns."""
     return text + " " * (width - cells(text))

@@ -17,9 +17,10 @@ from test_language import CHINESE_TEXT
 from pytest_gkd import language
 from pytest_gkd.__main__ import main
 from pytest_gkd.filled_texts import LONGEST, PLACE, FilledTexts
+from pytest_gkd.options import Settings
 from pytest_gkd.report import page, render
 from pytest_gkd.report.compare import Report
-from pytest_gkd.report.record import FAILED, PASSED, StageRecord
+from pytest_gkd.report.record import FAILED, PASSED, RunRecord, StageRecord
 from pytest_gkd.watch import status_line
 from pytest_gkd.watch.samples import AT_WORK, Progress, Usual, Verdict
 from pytest_gkd.watch.screen import own_lines
@@ -190,6 +191,9 @@ def test_what_a_stage_says_is_shown_in_chinese(chinese: None) -> None:
     assert "12 个张量，3.0 MB，nccl，每次推送 0.1 s" in render.result_line(passed)
     running = stage(started=1.0, step="comparing the vocabularies")
     assert "比较词表" in render.live_line([running], 3.0, 200)
+    settings = Settings(layout_why="2 GPUs are visible").to_json()
+    (line,) = render.header(RunRecord("x", {}, settings), 2, [])
+    assert "（看到 2 个 GPU）" in line
     html = page.html(Report("x", {"stages": [failed.to_json()]}), Path())
     assert "没有行，只有空行" in html
 

@@ -14,6 +14,7 @@ from pytest_gkd.diagnosis.metrics.series import Series
 from pytest_gkd.report import log_page
 
 RUNS = Path(__file__).parent / "metrics_runs/development"
+LOGS = Path(__file__).parent / "logs"
 HOSTILE = "<script>document.title = 'owned'</script><img src=x onerror=alert(1)>"
 
 
@@ -49,6 +50,14 @@ def test_a_sound_run_has_its_curves_and_nothing_marked() -> None:
     assert text.count('<section class="metric">') > 2
     assert 'class="wrong"' not in text
     assert "First:" not in text
+
+
+def test_the_heading_is_the_whole_verdict() -> None:
+    text = made(LOGS / "running/resumed-run-that-goes-on.log")
+    (heading,) = re.findall(r"<h1>.*?</h1>", text, re.DOTALL)
+    told = "running: at work when the log ends"
+    assert f"{told} (step 74 of 900, 33.44 s a step), and nothing failed;" in heading
+    assert "it is stuck in the generation" in heading
 
 
 def test_what_is_worth_a_look_is_no_failure() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from _pytest.terminal import TerminalReporter
 
 from pytest_gkd import columns, sanitize
 from pytest_gkd.diagnosis import catalogue
@@ -22,6 +24,7 @@ from pytest_gkd.report.record import (
     RunRecord,
     StageRecord,
 )
+from pytest_gkd.report.terminal import Console
 
 REPORT = ".gkd/last/report.json"
 DIAGNOSIS = Diagnosis(
@@ -338,6 +341,27 @@ def test_the_live_line_leaves_the_last_column_free(width: int) -> None:
     line = render.live_line(running, 100.0, width)
     assert len(line) <= max(1, width - 1)
     assert line.endswith("~")
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("step", ["比较词表", "比较词表" * 20, "comparing"])
+def test_the_live_line_fills_one_row_however_wide_its_characters_are(
+    pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A row more is not wiped by the next line, and scrolls the terminal."""
+    monkeypatch.setattr(pytestconfig.option, "verbose", 0)
+    monkeypatch.setenv("COLUMNS", "60")
+    out = Tty()
+    Console(TerminalReporter(pytestconfig, out)).progress(
+        [open_stage(90.0, step)], 100.0
+    )
+    (row,) = out.getvalue().split("\r")[1:]
+    assert row.startswith("nccl 10/60 s ")
+    assert columns.cells(row) == 59
 
 
 # -- header, summary, annotations --------------------------------------------------

@@ -32,7 +32,7 @@ def html(report: LogReport, names: Sequence[str]) -> str:
     wrong = {one.metric for one in (*proofs, *noted)}
     every = sorted(report.series, key=lambda one: one.name not in wrong)
     page = {
-        "verdict": cut(causes[0]["headline"] if causes else told.partition("\n")[0]),
+        "verdict": cut(causes[0]["headline"] if causes else render.log_verdict(report)),
         "mark": MARKS.get(report.verdict, ""),
         "when": cut(
             tr("{verdict}; phase {phase}; {files}").format(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytest_gkd import sanitize
-from pytest_gkd.columns import WIDTH, cells, cut, padded, wrapped
+from pytest_gkd.columns import WIDTH, cells, cropped, cut, padded, wrapped
 from pytest_gkd.diagnosis import translated
 from pytest_gkd.language import marked, tr, tr_filled
 from pytest_gkd.report.record import (
@@ -257,15 +257,9 @@ def log_text(report: LogReport) -> str:
     lines += map(tr_filled, report.partial)
     if report.verdict == "failed":
         lines += _log_causes(report)
-    elif report.verdict == "interrupted":
-        lines += wrapped(tr("interrupted: "), _ended_from_outside(report), "  ")
-    elif report.verdict == "running":
-        lines += wrapped(tr("running: "), _at_work(report), "  ")
-    elif report.verdict == "healthy":
-        lines.append(tr("healthy: the run reached its end, and nothing failed"))
-    elif report.verdict == "hung":
-        stopped = tr("hung: stopped during {phase}")
-        lines.append(stopped.format(phase=_during(report.phase)))
+    else:
+        lines += wrapped("", log_verdict(report), "  ")
+    if report.verdict == "hung":
         waits_for = tr("for {what}").format(what=tr(report.waits_for))
         lines += wrapped(_label(tr("waits")), waits_for)
         lines += _silence(report)
@@ -277,8 +271,7 @@ def log_text(report: LogReport) -> str:
             )
             lines.append(_label(tr("next")) + often + next_one.shown[:LOG_LINE])
         lines += _log_causes(report)
-    else:
-        lines.append(tr("unknown: no known cause in this log; the most telling lines:"))
+    elif report.verdict == "unknown":
         lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
         lines += wrapped(_label(tr("like")), _guesses(report.nearest))
     lines += _suspects(report)
@@ -294,6 +287,19 @@ def log_text(report: LogReport) -> str:
         for cause, line in report.survived
     ]
     return "\n".join(lines)
+
+
+def log_verdict(report: LogReport) -> str:
+    """The verdict in one sentence; of a failure the causes tell it."""
+    if report.verdict == "interrupted":
+        return tr("interrupted: ") + _ended_from_outside(report)
+    if report.verdict == "running":
+        return tr("running: ") + _at_work(report)
+    if report.verdict == "healthy":
+        return tr("healthy: the run reached its end, and nothing failed")
+    if report.verdict == "hung":
+        return tr("hung: stopped during {phase}").format(phase=_during(report.phase))
+    return tr("unknown: no known cause in this log; the most telling lines:")
 
 
 def _label(text: str) -> str:
@@ -536,14 +542,15 @@ def _labelled(label: str, text: str, limit: int = 3 * WIDTH) -> list[str]:
 
 
 def live_line(open_stages: Iterable[StageRecord], now: float, width: int) -> str:
-    """The running stages, with time against budget and step, in one line."""
+    """The running stages, with time against budget and step, in one line of fewer than
+    ``width`` columns."""
     line = " | ".join(
         f"{one.name} {now - one.started:.0f}/{one.budget_s:g} s "
         f"{sanitize.line(tr_filled(one.step))}".rstrip()
         for one in open_stages
         if one.started is not None
     )
-    return line if len(line) < width else line[: max(0, width - 2)] + "~"
+    return cropped(line, width - 1)
 
 
 def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
@@ -558,7 +565,7 @@ def header(record: RunRecord, lanes: int, notes: Iterable[str]) -> list[str]:
     lines = [
         told.format(
             layout=settings["layout"],
-            why=settings["layout_why"],
+            why=tr_filled(settings["layout_why"]),
             device=device,
             lanes=lanes,
             student=settings["student"] or tr("tiny (made here)"),

@@ -12,6 +12,7 @@ from pathlib import Path
 from _pytest.terminal import TerminalReporter
 
 from pytest_gkd import sanitize
+from pytest_gkd.columns import padded
 from pytest_gkd.report import render
 from pytest_gkd.report.record import StageRecord
 
@@ -79,7 +80,8 @@ class Console:
                 width = self._reporter._tw.fullwidth
                 line = render.live_line(stages, now, width)
                 if line or self._shown:
-                    self._reporter.rewrite(line, erase=True)
+                    # Its own erase counts characters, of which some are two columns.
+                    self._reporter.rewrite(padded(line, width - 1))
                     self._shown = bool(line)
                 return
             for record in stages:
