@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gkd import language
+
 if TYPE_CHECKING:
     from recorded import PutsOn, Recorded
 
@@ -77,6 +79,13 @@ def asked_last(node: pytest.Item | pytest.Collector) -> Iterator[None]:
     finally:
         for finder in finders:
             sys.meta_path.remove(finder)
+
+
+@pytest.fixture(autouse=True)
+def english() -> Iterator[None]:
+    """Whatever language a test has chosen, the next one reads English."""
+    yield
+    language.use("en")
 
 
 @pytest.fixture(scope="module")
