@@ -123,11 +123,8 @@ def test_the_comparison_is_told_in_chinese() -> None:
     after = made("failed", 9.0, torch="2.14.0")
     found = compare.compare(after, [made("passed", 3.0)])
     language.use("zh")
-    try:
-        text = compare.text(found)
-        of_several = compare.text(compare.compare(after, [made("passed", 3.0)] * 3))
-    finally:
-        language.use("en")
+    text = compare.text(found)
+    of_several = compare.text(compare.compare(after, [made("passed", 3.0)] * 3))
     head = of_several.partition("\n")[0]
     assert head.startswith("r 与 旁边保留的 3 次运行 比较")
     assert not re.search("[a-z]{2}", head)

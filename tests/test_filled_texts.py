@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -88,10 +87,8 @@ def test_a_text_with_too_many_readings_is_left_alone(part: str) -> None:
 
 
 @pytest.fixture
-def chinese() -> Iterator[None]:
+def chinese() -> None:
     language.use("zh")
-    yield
-    language.use("en")
 
 
 def test_every_message_of_the_stages_is_known_again(chinese: None) -> None:

@@ -35,10 +35,8 @@ def test_probe(gkd):
 
 
 @pytest.fixture
-def chinese() -> Iterator[None]:
+def chinese() -> None:
     language.use("zh")
-    yield
-    language.use("en")
 
 
 @pytest.mark.parametrize(
@@ -176,10 +174,7 @@ def test_a_hang_is_told_in_chinese(
     log = tmp_path / "train.log"
     log.write_text("[2026-11-21 10:00:00] Using config file x\n")
     monkeypatch.setenv("LANGUAGE", "zh")
-    try:
-        main(["diagnose", str(log), "--now=2026-11-21 18:00"])
-    finally:
-        language.use("en")
+    main(["diagnose", str(log), "--now=2026-11-21 18:00"])
     text = capsys.readouterr().out
     assert "卡住：停在" in text
     assert "  检查  1. " in text
@@ -329,13 +324,10 @@ def test_gkd_follows_the_locale_and_json_stays_english(
 ) -> None:
     monkeypatch.setenv("LANGUAGE", "zh_CN")
     logs = [str(path) for path in sorted(LOG.iterdir()) if path.is_file()][:1]
-    try:
-        main(["diagnose", *logs])
-        text = capsys.readouterr().out
-        main(["diagnose", *logs, "--format=json"])
-        told = json.loads(capsys.readouterr().out)
-    finally:
-        language.use("en")
+    main(["diagnose", *logs])
+    text = capsys.readouterr().out
+    main(["diagnose", *logs, "--format=json"])
+    told = json.loads(capsys.readouterr().out)
     assert "处理" in text
     assert not CHINESE_TEXT.search(json.dumps(told, ensure_ascii=False))
 

@@ -241,11 +241,8 @@ def test_nothing_of_a_page_lies_beyond_the_edge_of_a_phone(
     data = {**made().data, "stages": stages, "settings": settings}
     runs = [history.entry({**data, "started": f"2026-11-26T01:0{n}"}) for n in range(3)]
     language.use(lang)
-    try:
-        last = Report("r", {**data, "started": "2026-11-27"})
-        text = page.html(last, tmp_path, (), runs)
-    finally:
-        language.use("en")
+    last = Report("r", {**data, "started": "2026-11-27"})
+    text = page.html(last, tmp_path, (), runs)
     (tmp_path / "report.html").write_text(text, "utf-8")
     (tmp_path / "frame.html").write_text(MEASURE % (tmp_path / "report.html").as_uri())
     shown = subprocess.run(

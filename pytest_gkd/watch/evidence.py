@@ -233,7 +233,10 @@ def _debug_server(job: Job) -> Finding | None:
         where = f"{one.address} on {node}" if node else one.address
         return [f"torch's debug server at {where} has answered (its text is kept)"]
 
-    return _of_servers(job, rank_servers.DEBUG, said)
+    def plain(page: str) -> str:
+        return re.sub("<[^>]*>", "", html.unescape(page))
+
+    return _of_servers(job, rank_servers.DEBUG, said, plain)
 
 
 def _ncclras(job: Job) -> Finding | None:
@@ -246,7 +249,10 @@ def _ncclras(job: Job) -> Finding | None:
 
 
 def _of_servers(
-    job: Job, name: str, said: Callable[[str, Answer], list[str]]
+    job: Job,
+    name: str,
+    said: Callable[[str, Answer], list[str]],
+    plain: Callable[[str], str] = str,
 ) -> Finding | None:
     answers = job.answers(name)
     if not answers:
@@ -259,8 +265,7 @@ def _of_servers(
             problems.append(f"{one.problem}{on}")
         else:
             lines |= dict.fromkeys(said(node, one))
-            plain = re.sub("<[^>]*>", "", html.unescape(one.text))
-            texts.append(f"{one.address}{on}\n{plain}")
+            texts.append(f"{one.address}{on}\n{plain(one.text)}")
     return Finding(name, tuple(lines), "\n\n".join(texts), "; ".join(problems))
 
 
