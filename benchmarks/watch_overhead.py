@@ -1,6 +1,7 @@
 """What ``gkd watch`` costs a training, and how much memory it takes.
 
-    python benchmarks/watch_overhead.py steps [--pairs N] [--windows N]
+    python benchmarks/watch_overhead.py steps [--pairs N] [--windows N] [--hidden N]
+                                              [--cpus N]
     python benchmarks/watch_overhead.py memory [--gigabytes N] [--hours N]
 
 ``steps``: a small training by tests/runs/programs/loop.py, whose steps it times itself
@@ -8,7 +9,10 @@
 every second pair in the other order; then one run under the watcher, which is stopped
 and let go on in turn: those pairs are seconds apart, and a machine whose load changes
 spoils them less, but the relay of the output works in both. The ratios are printed with
-their median and quartiles; what a GPU would do is not timed here.
+their mean and its 95 % interval (normal, of the logarithms), median and quartiles; what
+a GPU would do is not timed here. ``--hidden`` sets how long a step takes; with
+``--cpus=1`` training, watcher and relay share a core, the worst case of a job that
+leaves none free.
 
 ``memory``: first so many GB that a command prints as fast as it can, through the
 watcher, with the most that each of its processes ever held (VmHWM, proc_pid_status(5));
@@ -20,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import re
 import shutil
@@ -39,19 +44,19 @@ PROGRAMS = Path(__file__).resolve().parent.parent / "tests/runs/programs"
 WATCH = (sys.executable, "-m", "pytest_gkd", "watch")
 STEP = re.compile(rb"elapsed time per iteration \(ms\): ([\d.]+)")
 SKIPPED = 20  # the first steps of a run
-WINDOW_S, SETTLE_S = 3.0, 0.5
+WINDOW_S, SETTLE_S, CPU_S = 3.0, 0.5, 30.0
 LINE = b"step: 1234 loss: 0.5432 grad_norm: 0.123 lr: 0.0001 tokens/s: 12345.6\n"
 NOISE = b"INFO 11-21 10:00:00 [worker.py:123] received a batch of 128 rows, 42 wait\n"
 
 
-def training(folder: Path, steps: int) -> list[str]:
-    """A command that trains so many steps of some milliseconds each."""
+def training(folder: Path, steps: int, hidden: int) -> list[str]:
+    """A command that trains so many steps, each longer the more are hidden."""
     shutil.copytree(PROGRAMS, folder, dirs_exist_ok=True)
     rows = '{"prompt": [{"content": "What is a rank, and why does it wait?"}]}\n' * 64
     (folder / "prompts.jsonl").write_text(rows)
     return [
         *(sys.executable, "loop.py", "--style", "megatron", "--pace", "0"),
-        *(f"--steps={steps}", "--hidden=128", "--save-interval=1000000000"),
+        *(f"--steps={steps}", f"--hidden={hidden}", "--save-interval=1000000000"),
     ]
 
 
@@ -75,9 +80,9 @@ def step_times(command: list[str], folder: Path) -> list[float]:
     return [float(one) for one in STEP.findall(out)][SKIPPED:]
 
 
-def whole_runs(pairs: int, folder: Path) -> Iterator[float]:
+def whole_runs(pairs: int, steps: int, hidden: int, folder: Path) -> Iterator[float]:
     """The ratios of the mean step with the watcher to that without."""
-    alone = training(folder, 400)
+    alone = training(folder, SKIPPED + steps, hidden)
     commands = {"alone": alone, "watched": [*WATCH, "--", *alone]}
     for number in range(pairs):
         found = {
@@ -87,39 +92,49 @@ def whole_runs(pairs: int, folder: Path) -> Iterator[float]:
         yield found["watched"] / found["alone"]
 
 
-def windows(pairs: int, folder: Path) -> Iterator[float]:
+def windows(pairs: int, hidden: int, folder: Path) -> Iterator[float]:
     """The ratios of the mean step while the watcher runs to that while it does not."""
-    process = start([*WATCH, "--", *training(folder, 10**7)], folder)
+    process = start([*WATCH, "--", *training(folder, 10**7, hidden)], folder)
     assert process.stdout is not None
     try:
         for _ in range(SKIPPED):
             process.stdout.readline()
-        begun = time.monotonic()
+        before, begun = cpu_of(process.pid), time.monotonic()
+        lines = sum(1 for _ in _window(process, CPU_S))
+        spent = time.monotonic() - begun
+        used = [
+            now - then for now, then in zip(cpu_of(process.pid), before, strict=True)
+        ]
+        watcher, relay = (f"{100 * one / spent:.2f}" for one in used)
+        print(
+            f"{lines / spent:.1f} steps a second; the watcher uses {watcher} % of a "
+            f"core, its relay {relay} %",
+            flush=True,
+        )
         for number in range(pairs):
             found = {}
             for name in ("SIGCONT", "SIGSTOP")[:: -1 if number % 2 else 1]:
                 process.send_signal(getattr(signal, name))
-                found[name] = statistics.mean(_window(process))
+                found[name] = statistics.mean(_window(process, WINDOW_S))
             yield found["SIGCONT"] / found["SIGSTOP"]
-        used, spent = cpu_of(process.pid), time.monotonic() - begun
-        print(f"the watcher and its relay use {100 * used / spent:.2f} % of a core")
     finally:
         process.send_signal(signal.SIGCONT)
         process.terminate()
         process.communicate()
 
 
-def cpu_of(pid: int) -> float:
-    """Seconds of CPU of the watcher and its relay, while it was stopped or not."""
+def cpu_of(pid: int) -> tuple[float, float]:
+    """Seconds of CPU of the watcher and of its relay so far."""
     family = psutil.Process(pid)
-    own = [family, *(one for one in family.children() if "relay" in str(one.cmdline()))]
-    return sum(sum(one.cpu_times()[:2]) for one in own)
+    relay = next(one for one in family.children() if "relay" in str(one.cmdline()))
+    watcher_s, relay_s = (sum(one.cpu_times()[:2]) for one in (family, relay))
+    return watcher_s, relay_s
 
 
-def _window(process: subprocess.Popen[bytes]) -> Iterator[float]:
+def _window(process: subprocess.Popen[bytes], seconds: float) -> Iterator[float]:
     assert process.stdout is not None
     begun = time.monotonic()
-    while (spent := time.monotonic() - begun) < WINDOW_S + SETTLE_S:
+    while (spent := time.monotonic() - begun) < seconds + SETTLE_S:
         found = STEP.search(process.stdout.readline())
         if found and spent > SETTLE_S:
             yield float(found[1])
@@ -128,10 +143,13 @@ def _window(process: subprocess.Popen[bytes]) -> Iterator[float]:
 def tell(title: str, ratios: Iterator[float]) -> None:
     found = sorted(ratios)
     low, middle, high = statistics.quantiles(found, n=4)
+    logs = [math.log(one) for one in found]
+    mean, error = statistics.mean(logs), statistics.stdev(logs) / len(logs) ** 0.5
+    least, most = (math.exp(mean + sign * 1.96 * error) for sign in (-1, 1))
     print(
-        f"{title}, {len(found)} pairs: a step takes {middle:.4f} of what it takes "
-        f"without (quartiles {low:.4f} to {high:.4f}, all {found[0]:.4f} to "
-        f"{found[-1]:.4f})",
+        f"{title}, {len(found)} pairs: a step takes {math.exp(mean):.4f} of what it "
+        f"takes without (95 %: {least:.4f} to {most:.4f}; median {middle:.4f}, "
+        f"quartiles {low:.4f} to {high:.4f}, all {found[0]:.4f} to {found[-1]:.4f})",
         flush=True,
     )
 
@@ -237,19 +255,31 @@ def main() -> None:
     steps = kinds.add_parser("steps")
     steps.add_argument("--pairs", type=int, default=8, help="of whole runs (8)")
     steps.add_argument("--windows", type=int, default=20, help="pairs of seconds (20)")
+    steps.add_argument(
+        "--steps", type=int, default=380, help="timed in each whole run (380)"
+    )
+    steps.add_argument(
+        "--hidden", type=int, default=128, help="about 11 ms a step (128)"
+    )
+    steps.add_argument("--cpus", type=int, default=0, help="only so many (all)")
     memory = kinds.add_parser("memory")
     memory.add_argument("--gigabytes", type=float, default=10)
     memory.add_argument("--hours", type=float, default=24)
     asked = parser.parse_args()
+    if asked.kind == "steps" and asked.cpus:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: asked.cpus])
     load, cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
     print(f"{cpus} CPUs, load {load:.1f} before", flush=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if asked.kind == "steps":
             if asked.pairs:
-                tell("whole runs", whole_runs(asked.pairs, folder))
+                runs = whole_runs(asked.pairs, asked.steps, asked.hidden, folder)
+                tell("whole runs", runs)
             if asked.windows:
-                tell("the watcher stopped", windows(asked.windows, folder))
+                tell(
+                    "the watcher stopped", windows(asked.windows, asked.hidden, folder)
+                )
         else:
             printed(asked.gigabytes, folder)
             moved_clock(asked.hours, asked.gigabytes, folder)

@@ -233,6 +233,12 @@ class Command:
             rows, columns = self.user.size()
             terminal.set_size(self.master, max(1, rows - spare), columns)
 
+    def show(self, text: bytes) -> None:
+        """Have the relay write a text to the terminal, between two parts of output."""
+        self.shared.show(text)
+        with contextlib.suppress(OSError):  # it is gone: ``is_relayed``
+            os.write(self._alive, b"t")
+
     def leave(self) -> None:
         """The watcher ends in order; the relay need not put anything right."""
         with contextlib.suppress(OSError):

@@ -171,10 +171,9 @@ class Follower:
         for wanted in _SHOWN:
             for one in every:
                 if role(one.name) == wanted and len(one) > 1:
-                    finite = one.finite()
-                    pairs = zip(finite.steps, finite.values, strict=True)
-                    points = tuple(Point(*pair) for pair in [*pairs][-SHOWN:])
-                    return one.name, points
+                    last = one.since(max(0, len(one) - SHOWN)).finite()
+                    pairs = zip(last.steps, last.values, strict=True)
+                    return one.name, tuple(Point(*pair) for pair in pairs)
         return "", ()
 
     @property

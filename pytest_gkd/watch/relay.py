@@ -134,7 +134,7 @@ class Shared:
         return data[low:] + data[:high], total
 
     def show(self, text: bytes) -> None:
-        """Have the relay write a text to the terminal, between two parts of output."""
+        """Put a text there, which is then to be announced (``RelaySetup.alive``)."""
         text = text[:TEXT]
         self[Sign.TEXT_BYTES] = 0
         self._memory[4096 : 4096 + len(text)] = text
@@ -152,7 +152,8 @@ class RelaySetup:
 
     ``streams`` are pairs of where output comes from and where it goes. ``slave`` is the
     job's terminal and ``terminal`` the user's, -1 without. ``told`` is where the
-    watcher hears that something happened, ``alive`` what ends when the watcher does.
+    watcher hears that something happened, ``alive`` where each text is announced, and
+    what ends when the watcher does.
     """
 
     command: list[str]
@@ -176,6 +177,7 @@ class Relay:
         self.shared = Shared(plan.shared)
         self._lock = threading.Lock()  # of memory and log
         self._shown = threading.Lock()  # of where texts are shown
+        self._asked = threading.Event()  # to show a text
         self._full_screen = False
         self._log_again = 0.0
         self._missing = 0
@@ -366,7 +368,8 @@ class Relay:
         while not self.shared[Sign.OVER]:
             turn = self.shared[Sign.TEXT_TURN]
             if turn == self.shared[Sign.TEXT_SHOWN]:
-                time.sleep(0.05)
+                self._asked.wait()
+                self._asked.clear()
                 continue
             with self._shown:
                 waited = time.monotonic() - self._tail_at > LINE_WAIT_S
@@ -404,6 +407,7 @@ class Relay:
                 said = b""
             if said == b"q":  # it has done so itself
                 return
+            self._asked.set()
         if kept is not None:
             with contextlib.suppress(termios.error):
                 termios.tcsetattr(self.plan.terminal, termios.TCSANOW, kept)  # type: ignore[arg-type]

@@ -142,10 +142,10 @@ class SharedScreen:
             return
         if self._waiting:
             self._handed = self._waiting.popleft()
-            shared.show(self._handed)
+            self._command.show(self._handed)
         elif self._status:
             self._handed = b""
-            shared.show(self._status)
+            self._command.show(self._status)
             self._status = b""
 
     def close(self) -> None:
