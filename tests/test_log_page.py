@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from page_checks import assert_accessible
 
 from pytest_gkd.__main__ import main
 from pytest_gkd.diagnosis.metrics.series import Series
@@ -32,6 +33,7 @@ def made(*logs: Path, status: int = 0) -> str:
 
 def test_a_loss_that_is_no_number_is_marked_at_its_first_step(here: Path) -> None:
     text = made(RUNS / "openrlhf-sft-nan.log")
+    assert_accessible(text)
     assert "the loss or gradient norm in the metrics is NaN</span></h1>" in text
     first, *others = text.split('<section class="metric">')[1:]
     assert first.startswith("<h3>gpt_loss</h3>")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import report_schema
+from page_checks import assert_accessible
 from test_plugin import Run
 
 from pytest_gkd import language
@@ -81,6 +82,7 @@ def test_a_run_is_shown_with_its_times_its_stacks_and_its_numbers(
     path = stuck / ".gkd/last/report.html"
     assert path.stat().st_mode & 0o777 == 0o600
     text = path.read_text("utf-8")
+    assert_accessible(text)
     assert '<h1><span class="failed">1 of 2 stages failed: lock</span></h1>' in text
     assert "all good" in text
     assert "4 GB/s" in text

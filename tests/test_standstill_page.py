@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from page_checks import assert_accessible
 
 from pytest_gkd.__main__ import main
 from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
@@ -62,6 +63,7 @@ def kept(folder: Path, sampled: list[ProcessSample], **more: Any) -> str:
 
 def test_the_rank_that_the_others_wait_for_is_marked_everywhere(tmp_path: Path) -> None:
     text = kept(tmp_path, eight())
+    assert_accessible(text)
     assert '<h1><span class="failed">stuck for 31 s in checkpoint</span></h1>' in text
     assert "<strong>Look here:</strong> ranks 0-6 wait in all_reduce for rank 7" in text
     (odd,) = re.findall(r'<div class="box odd"><strong>(.*?)</strong>', text)
