@@ -21,6 +21,8 @@ from pytest_gkd.watch.watcher import TICK_S, Watch, new_directory
 
 # How often the files that the job has opened are looked for.
 LOGS_EVERY_S = 30.0
+# How often it is asked which processes write to the logs that were named.
+WRITERS_EVERY_S = 10.0
 # A job without processes has ended when its logs were silent for so long.
 OVER_S = 2.0
 MOST_NAMED = 5
@@ -41,7 +43,8 @@ class AttachedWatch:
         self._scope = Scope(self._seeds, frozenset((os.getpid(),)))
         self._bytes = 0
         self._output_at = self.began - self._silent_s()
-        self._logs_at = float("-inf")
+        self._logs_at = self._writers_at = float("-inf")
+        self._writers: dict[int, int] = {}  # pid to start
         self._interrupted = 0
         self._had_processes = False
         self.key = self._key()
@@ -75,10 +78,15 @@ class AttachedWatch:
         if self.pid is not None:
             here = table.get(self.pid)
             return [self.pid] if here is not None and here.start == self._start else []
-        return self._writers(table)
+        known = self._writers.items()
+        alive = [pid for pid, at in known if pid in table and table[pid].start == at]
+        now = monotonic()
+        if len(alive) < len(known) or now >= self._writers_at + WRITERS_EVERY_S:
+            self._writers_at = now
+            self._writers = {pid: table[pid].start for pid in self._find_writers(table)}
+        return self._writers
 
-    def _writers(self, table: dict[int, Stat]) -> list[int]:
-        """Who writes to the logs that were named."""
+    def _find_writers(self, table: dict[int, Stat]) -> list[int]:
         wanted = {str(path.resolve()) for path in self.tails}
         mine = [pid for pid in table if procfs.user(pid) in (os.getuid(), None)]
         others = [pid for pid in mine if pid != os.getpid()]
