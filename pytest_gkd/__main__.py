@@ -801,6 +801,8 @@ def _bundle(asked: argparse.Namespace) -> int:
     # Imported only here: it uses nearly everything else.
     from pytest_gkd.bundle import archive, collectors, make_bundle
 
+    if asked.format == "json":
+        language.use(language.ENGLISH)  # the summary is part of it
     name = f"gkd-bundle-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.tar.gz"
     wanted = collectors.Asked(
         report=Path(asked.report or DIRECTORY),
@@ -822,7 +824,8 @@ def _bundle(asked: argparse.Namespace) -> int:
         return INTERRUPTED
     _answer(asked, made.to_json(), made.summary)
     for one in made.missing:
-        _say_error(f"missing: {one.what}: {one.why}")
+        what = language.tr_filled(f"{one.what}: {one.why}")
+        _say_error(language.tr("missing: {what}").format(what=what))
     told = language.tr(
         "wrote {file} ({size} MB, {files} files, {places} places redacted); read "
         "redacted.txt in it before you hand it on"
@@ -846,7 +849,7 @@ def _gpu_report(asked: argparse.Namespace) -> int:
         _say_error(f"gpu-report: {error}")
         return UNUSABLE
     except KeyboardInterrupt:
-        _say_error("gpu-report: interrupted")
+        _say_error(language.tr("gpu-report: interrupted"))
         return INTERRUPTED
 
 

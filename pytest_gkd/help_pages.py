@@ -17,6 +17,11 @@ class Formatter(argparse.HelpFormatter):
     """argparse's own, in the user's language; exit statuses and examples keep their
     lines."""
 
+    def format_help(self) -> str:
+        # argparse ends its headings in a colon of its own.
+        colon = tr(": ").strip()
+        return re.sub("(?m)(?<=[^ -~]):$", colon, super().format_help())
+
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         return "\n".join(
             _filled(line, width, indent) if line else "" for line in text.splitlines()

@@ -55,6 +55,12 @@ class Option:
         """The spelling in the ini file and the attribute of ``config.option``."""
         return "gkd_" + self.name
 
+    def told(self, tr: Callable[[str], str] = str) -> str:
+        """What it is, its choices and its default; ``tr`` translates."""
+        choices = f" [{', '.join(self.choices)}]" if self.choices else ""
+        default = tr(" (default: {value})").format(value=self.default)
+        return tr(self.help) + choices + (default if self.default else "")
+
 
 _KINDS = {"int": "count", "float": "number", "bool": "flag", "tuple[str, ...]": "list"}
 _SAME = object()

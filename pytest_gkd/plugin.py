@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from pytest_gkd.run.session import Prepared
     from pytest_gkd.stage_api import StageContext
 
+TITLE = "staged smoke tests for GKD jobs (pytest-gkd)"
+KEYWORD = (
+    "whether -k NAME also runs the stage of that name (default: where the project has "
+    "settings or stages of its own, or has no test that -k chooses)"
+)
 MARKER = (
     "gkd_stage(name, *, lane=None, needs=None, timeout=None): this test is a stage. "
     "pytest --gkd-stages runs it in its lane's own process, after its needs, and ends "
@@ -27,11 +32,9 @@ PREPARED: pytest.StashKey[Prepared | None] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    group = parser.getgroup("gkd", "staged smoke tests for GKD jobs (pytest-gkd)")
+    group = parser.getgroup("gkd", TITLE)
     for option in WITH_FLAG:
-        default = f" (default: {option.default})" if option.default else ""
-        choices = f" [{', '.join(option.choices)}]" if option.choices else ""
-        text = (option.help + choices + default).replace("%", "%%")
+        text = option.told().replace("%", "%%")
         how: dict[str, Any] = {"metavar": option.metavar}
         if option.kind == "flag":
             how = {"action": "store_true"}
@@ -43,13 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     for option in WITH_INI:
         kind: Literal["linelist"] | None = "linelist" if option.kind == "list" else None
         parser.addini(option.ini, option.help, type=kind, default=None)
-    parser.addini(
-        "gkd_keyword",
-        "whether -k NAME also runs the stage of that name (default: where the project "
-        "has settings or stages of its own, or has no test that -k chooses)",
-        type="bool",
-        default=None,
-    )
+    parser.addini("gkd_keyword", KEYWORD, type="bool", default=None)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -75,6 +72,10 @@ def pytest_cmdline_main(
     # workers of their own.
     if hasattr(config, "workerinput"):
         return (yield)
+    if config.option.help:
+        from pytest_gkd.run import user_language
+
+        user_language.translate_help(config, TITLE, {"gkd_keyword": KEYWORD})
     if _names_an_option(config):
         from pytest_gkd.run import option_origins
 
@@ -104,7 +105,12 @@ def _names_an_option(config: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", MARKER)
+    marker = MARKER
+    if config.option.markers:
+        from pytest_gkd.run import user_language
+
+        marker = user_language.of_marker(config, MARKER)
+    config.addinivalue_line("markers", marker)
     if PREPARED in config.stash or "gkd" in getattr(config, "workerinput", ()):
         from pytest_gkd.run import session
 
@@ -150,7 +156,9 @@ def pytest_terminal_summary(
 ) -> None:
     found = config.stash.get(BY_KEYWORD, None)
     if found is not None and found.line:
-        terminalreporter.write_line(found.line)
+        from pytest_gkd.run import keyword_selection
+
+        terminalreporter.write_line(keyword_selection.shown(config, found))
 
 
 @pytest.fixture(scope="session")

@@ -102,7 +102,7 @@ def test_one_archive_holds_what_a_helper_asks_for_and_no_planted_secret(
     kinds = {one.kind for one in secrets if one.survivors(everything)}
     assert not kinds
     assert "plainly-named-4711" not in everything
-    assert "This fault was injected: vllm&#58;engine-killed" in files["SUMMARY.md"]
+    assert "this fault was injected: vllm&#58;engine-killed" in files["SUMMARY.md"]
     assert "WANDB_API_KEY=***" in files["environment.txt"]
     assert {
         *("SUMMARY.md", "redacted.txt", "missing.txt", "report/report.json"),
@@ -436,6 +436,25 @@ def test_what_was_named_and_cannot_be_had_is_told_by_the_exit_status(
     assert "none: does not exist: no report" in missing
     assert "b.log: No such file or directory\n" in missing
     assert "gkd: missing: b.log: No such file or directory" in told.stderr
+
+
+def test_it_is_told_in_chinese_to_those_who_ask_and_json_stays_english(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.log").write_text(
+        "step 1\nncclInternalError: Internal check failed.\n"
+    )
+    a_report(tmp_path / "report", "")
+    told = bundle(tmp_path, "--report=report", "a.log", "b.log", LANGUAGE="zh")
+    assert "gkd: 缺少：b.log: No such file or directory" in told.stderr
+    assert "gkd: 缺少：nvidia-smi：没有安装" in told.stderr
+    summary_text = told.stdout
+    assert "<summary>未能取得的内容</summary>" in summary_text
+    assert "| vllm | 失败 | 3.2 s | no answer vllm.engine-died |" in summary_text
+    assert unpacked(tmp_path / "b.tar.gz")["SUMMARY.md"].strip() == summary_text.strip()
+    (tmp_path / "b.tar.gz").unlink()
+    told = bundle(tmp_path, "a.log", "--format=json", LANGUAGE="zh")
+    assert json.loads(told.stdout)["summary"].isascii()
 
 
 def test_the_stacks_of_a_live_process_are_taken_when_asked_for(tmp_path: Path) -> None:

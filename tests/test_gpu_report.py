@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import recorded
 from recorded import PutsOn, Recorded, needs_compiler
 from waiting import until
 
+from pytest_gkd import language
 from pytest_gkd.gpu_report import gpu_runs, result_files, result_page
 from pytest_gkd.gpu_report.gpu_runs import PlannedRuns, Run
 from pytest_gkd.processes import gpus
@@ -358,11 +360,11 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def on_cpu(
-    tmp_path: Path, runs: tuple[Run, ...]
+    tmp_path: Path, runs: tuple[Run, ...], left_out: Mapping[str, str] | None = None
 ) -> tuple[bool, result_files.Result, list[str]]:
     said: list[str] = []
     report = gpu_runs.Report(tmp_path / "out", HEAD)
-    good = gpu_runs.fill(report, PlannedRuns(runs), 1, said.append)
+    good = gpu_runs.fill(report, PlannedRuns(runs, left_out or {}), 1, said.append)
     (result,) = result_files.load(tmp_path / "out")
     return good, result, said
 
@@ -416,6 +418,28 @@ def test_what_did_not_end_as_it_should_is_told_and_its_report_kept(
     assert (kept / "run0/report/report.json").exists()
     assert any("NOT as expected" in line for line in said)
     assert any(str(kept) in line for line in said)
+
+
+def test_what_it_prints_is_chinese_for_those_who_ask_and_what_it_keeps_is_not(
+    tmp_path: Path, temporary: Path
+) -> None:
+    language.use("zh")
+    wrong = Run("fault data:bad-row", ("data",), fault="data:bad-row")
+    why = {"split on one gpu, cold": gpu_runs.ONE_PROCESS}
+    _, result, said = on_cpu(tmp_path, (wrong,), why)
+    assert result.data["not_run"] == why
+    told = "\n".join(said)
+    assert "gkd: 不运行：split on one gpu, cold（每块 GPU 同时只接受一个进程）" in told
+    assert re.search(
+        r"按各阶段的预算，最多 \d 分钟；在这种 GPU 上要多久还不清楚；", told
+    )
+    assert re.search(
+        r"    不符合预期：1 个阶段通过，退出码 0，没有用到 GPU；\d+ s", told
+    )
+    assert f"gkd: 结果在 {tmp_path}/out/{result.name}" in told
+    with pytest.raises(gpu_runs.NotHereError) as error:
+        gpu_runs.narrowed(PlannedRuns((wrong,)), ["spilt"])
+    assert "没有以 'spilt' 开头的" in language.tr_filled(str(error.value))
 
 
 def test_nothing_beside_the_file_of_a_stage_changes_its_run(

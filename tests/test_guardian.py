@@ -504,6 +504,7 @@ def holder(
         },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=(tmp_path / "stderr").open("w"),
         text=True,
     )
     assert process.stdout is not None
@@ -610,7 +611,8 @@ def test_a_report_says_of_a_pytest_that_stands_still_what_was_ended(
         "run.guardian.beat(time.monotonic())",
         "sys.stdin.read()",
         before="from pytest_gkd.processes import guardian_start; "
-        "guardian_start.STILL_LIMIT_S = 1",
+        "guardian_start.STILL_LIMIT_S = 1; "
+        "from pytest_gkd import language; language.use('zh')",
     )
     until(lambda: gone(child))
     told = tmp_path / "report.json"
@@ -619,6 +621,8 @@ def test_a_report_says_of_a_pytest_that_stands_still_what_was_ended(
     assert "interrupted" not in report
     assert len(report["notes"]) == 1
     assert report["notes"][0].startswith("pytest stood still for ")
+    said = "gkd: pytest 停顿了 1 s，各项预算都已无法执行：它的守护进程结束了 1 个"
+    until(lambda: said in (tmp_path / "stderr").read_text())
     assert process.poll() is None
     assert not gone(guardian)
     process.kill()

@@ -117,7 +117,7 @@ def test_it_is_chinese_for_those_who_ask(
         main(["--lang=zh", *command.prog.split()[1:], "--help"])
     page = capsys.readouterr().out
     told = page.partition("\n\n")[2].partition("\n\n示例：\n")[0]
-    assert "选项:" in told
+    assert "选项：\n" in told
     assert "退出码：\n" in told
     assert not PROSE.search(re.sub(r"\S*[=\"]\S*", "", told)), told
     assert max(map(cells, page.splitlines())) <= 80

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from pathlib import Path
 
@@ -28,6 +29,8 @@ def test_a_project_that_has_not_opted_in_keeps_its_own_tests(
     assert run.shows(
         "gkd: -k 'data' chose tests of yours only; pytest --gkd-stages=data runs data"
     )
+    asked = Run(tmp_path, "-k", "data", env={**os.environ, "LANGUAGE": "zh"})
+    assert asked.shows("gkd: -k 'data' 只选中了你自己的测试；运行 data 请用 pytest *")
 
 
 def test_a_keyword_that_names_no_stage_is_not_spoken_of(tmp_path: Path) -> None:

@@ -367,6 +367,39 @@ def run(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def pytest_help(place: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "pytest", *arguments]
+    done = subprocess.run(
+        command, cwd=place, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    "how", [("--help", "--gkd-lang=zh"), ("-o", "gkd_lang=zh", "-h")]
+)
+def test_the_help_of_pytest_tells_of_our_options_in_chinese(
+    tmp_path: Path, how: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = pytest_help(tmp_path, *how)
+    ours = text.partition("GKD 任务的分阶段冒烟测试")[2].partition("\n\n")[0]
+    assert ours.count("--gkd-") > len(options.WITH_FLAG)
+    keys = re.findall(r"(?m)^  gkd_\w+ .*\n(?: {24}.*\n)*", text)
+    assert len(keys) == len(options.WITH_INI) + 1
+    for told in (*re.split(r"\n  (?=--gkd)", ours)[1:], *keys):
+        assert CHINESE_TEXT.search(told), told
+    lines = (*ours.splitlines(), *"".join(keys).splitlines())
+    assert max(map(cells, lines)) <= 80
+
+
+def test_the_help_of_pytest_is_english_for_the_others(tmp_path: Path) -> None:
+    assert not CHINESE_TEXT.search(pytest_help(tmp_path, "--help"))
+    assert "把这个测试标为一个阶段" in pytest_help(
+        tmp_path, "--markers", "--gkd-lang=zh"
+    )
+
+
 def test_stages_fail_in_chinese_and_report_in_english(tmp_path: Path) -> None:
     done = run(tmp_path, "--gkd-lang=zh")
     assert "阶段 probe 在" in done.stdout, done.stdout + done.stderr

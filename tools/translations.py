@@ -20,7 +20,7 @@ from babel.messages.catalog import Catalog
 from babel.messages.extract import extract
 from babel.messages.pofile import read_po, write_po
 
-from pytest_gkd import language, variable_table
+from pytest_gkd import language, plugin, variable_table
 from pytest_gkd.__main__ import argument_parser
 from pytest_gkd.diagnosis import log_phases, suspects
 from pytest_gkd.diagnosis.catalogue import ADVICE_DIR, TEXTS, Rule, parse_rule
@@ -28,6 +28,7 @@ from pytest_gkd.filled_texts import PLACE
 from pytest_gkd.job import debug_variables
 from pytest_gkd.job.environment import ROWS
 from pytest_gkd.language import CATALOGUES, CHINESE, DOMAIN, FILLED
+from pytest_gkd.options import WITH_INI
 
 PACKAGE = CATALOGUES.parent
 PO = CATALOGUES / CHINESE / "LC_MESSAGES" / f"{DOMAIN}.po"
@@ -50,7 +51,9 @@ SHOWN = (
     *("diagnosis/metrics/numerics", "diagnosis/metrics/resources"),
     "diagnosis/silent_ranks",
     *("diagnosis/catalogue", "diagnosis/own_rules", "diagnosis/proofreading"),
-    "bundle/archive",
+    *("bundle/archive", "bundle/collectors", "bundle/gathering", "bundle/log_extracts"),
+    *("bundle/make_bundle", "processes/guardian", "run/keyword_selection"),
+    *("gpu_report/gpu_runs", "gpu_report/result_files"),
 )
 # Where users are told something with values in it, below the repository.
 MESSAGES = (
@@ -95,6 +98,10 @@ def texts() -> Iterator[tuple[str, str]]:
                         yield path.relative_to(PACKAGE).as_posix(), text
     for text in of_help_pages():
         yield "__main__.py", text
+    for text in (plugin.TITLE, plugin.KEYWORD, plugin.MARKER):
+        yield "plugin.py", text
+    for option in WITH_INI:
+        yield "options.py", option.help
     for name, keys in TOML.items():
         for path in sorted(PACKAGE.glob(name)):
             for text in _below(tomllib.loads(path.read_text("utf-8")), keys):

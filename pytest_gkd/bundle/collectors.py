@@ -37,6 +37,7 @@ MOST_RAY_LOGS = 16
 MOST_MEMORY = 1 << 30  # for the pickles of flight records: a hostile one asks for more
 SETTINGS = 4000  # characters of a run's settings
 KTHREADD = 2  # the parent of the kernel's own threads
+COLUMNS = "pid ppid state age_s rss_mib waits_in command"
 COMMAND_S = 12.0
 RAY_LOGS = Path("/tmp/ray/session_latest/logs")  # noqa: S108 - Ray's own default
 _NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
@@ -189,6 +190,8 @@ def _log(path: Path, folder: str, limit_bytes: int) -> Iterator[Part | Missing]:
 def _diagnosis(asked: Asked) -> Iterator[Part | Missing]:
     """What ``gkd diagnose`` says of the logs."""
     readable = [one for one in asked.logs if one.is_dir() or one.is_file()]
+    if not readable:
+        return
     rules = catalogue.load([*own_rules.installed(), *asked.rules])
     report = logs.examine(readable, rules)
     yield Part("diagnosis.txt", render.log_text(report) + "\n")
@@ -329,7 +332,7 @@ def _processes() -> Iterator[Part | Missing]:
     """This user's processes: what they run, wait in and use."""
     own, ticks = os.geteuid(), os.sysconf("SC_CLK_TCK")
     up_s = monotonic()
-    yield Part("processes.txt", "pid ppid state age_s rss_mib waits_in command\n")
+    yield Part("processes.txt", f"{COLUMNS}\n")
     for pid, here in sorted(procfs.table().items()):
         is_kernel = KTHREADD in (pid, here.ppid)
         if is_kernel or (own and procfs.user(pid) != own):

@@ -9,12 +9,14 @@ from typing import Any
 
 from pytest_gkd.bundle.gathering import Missing
 from pytest_gkd.bundle.redaction import Redaction
+from pytest_gkd.diagnosis import translated
+from pytest_gkd.language import marked, tr, tr_filled
 from pytest_gkd.report.step_summary import literal
 
 # GitHub refuses a comment of more than 65,536 characters.
 LIMIT = 60_000
 LINES = 40  # of the system's facts
-SHOWN = 12  # of what is missing, and of other lists
+VERDICTS = (marked("failed"), marked("hung"), marked("healthy"), marked("running"))
 
 
 def markdown(files: Mapping[str, str], missing: Sequence[Missing]) -> str:
@@ -26,16 +28,18 @@ def markdown(files: Mapping[str, str], missing: Sequence[Missing]) -> str:
         facts = system.splitlines()[:LINES]
         if gpu := files.get("gpu.txt", "").partition("$ ")[0]:
             facts += [f"gpu         {one}" for one in gpu.splitlines()]
-        lines += _folded("Machine and versions", facts)
+        lines += _folded(tr("Machine and versions"), facts)
     if tried := files.get("tried.txt"):
-        lines += _folded("Earlier runs of the stages", tried.splitlines()[:LINES])
+        lines += _folded(tr("Earlier runs of the stages"), tried.splitlines()[:LINES])
     if missing:
-        lines += _folded("Could not be had", [f"{m.what}: {m.why}" for m in missing])
+        told = [tr_filled(f"{one.what}: {one.why}") for one in missing]
+        lines += _folded(tr("Could not be had"), told)
     held = [f"{len(text):>9,}  {name}" for name, text in files.items()]
-    lines += _folded("Files of the bundle, in characters", held)
+    lines += _folded(tr("Files of the bundle, in characters"), held)
     text = "\n".join(lines)
     if len(text) > LIMIT:
-        text = text[:LIMIT].rpartition("\n")[0] + "\n\n*The rest is in the bundle.*"
+        rest = tr("The rest is in the bundle.")
+        text = text[:LIMIT].rpartition("\n")[0] + f"\n\n*{rest}*"
     return text + "\n"
 
 
@@ -50,10 +54,13 @@ def _json(text: str) -> dict[str, Any]:
 def _verdict(found: dict[str, Any]) -> Iterator[str]:
     if not found:
         return
-    phase = f", in {literal(str(found['phase']))}" if found.get("phase") else ""
-    yield f"**Logs: {literal(str(found.get('verdict')))}{phase}**"
+    verdict, phase = literal(tr(str(found.get("verdict")))), _text(found, "phase")
+    known = phase not in ("", "unknown")
+    said = tr("Logs: {verdict}, in {phase}") if known else tr("Logs: {verdict}")
+    yield f"**{said.format(verdict=verdict, phase=phase)}**"
     for one in _dicts(found.get("causes"))[:3]:
-        yield from ("", f"- {_text(one, 'title')} ({_text(one, 'cause')})")
+        title = translated.title(str(one.get("cause")), str(one.get("title") or ""))
+        yield from ("", f"- {literal(title[:120])} ({_text(one, 'cause')})")
         for line in _dicts(one.get("evidence"))[:3]:
             place = f"{_text(line, 'file')}:{_text(line, 'line')}"
             yield f"  - {place}: {_text(line, 'text', 300)}"
@@ -68,17 +75,22 @@ def _stages(found: dict[str, Any]) -> Iterator[str]:
     stages = _dicts(found.get("stages"))
     if not stages:
         return
-    yield f"**Stages, run at {_text(found, 'started')}**"
+    started = tr("Stages, run at {started}").format(started=_text(found, "started"))
+    yield f"**{started}**"
     if isinstance(injected := found.get("injected"), dict):
-        yield from ("", f"This fault was injected: {_text(injected, 'fault')}")
-    yield from ("", "| stage | outcome | time | |", "|---|---|--:|---|")
+        fault = tr("this fault was injected: {fault}")
+        yield from ("", fault.format(fault=_text(injected, "fault")))
+    heads = (tr("stage"), tr("outcome"), tr("time"))
+    yield from ("", f"| {' | '.join(heads)} | |", "|---|---|--:|---|")
     for one in stages:
         known = one.get("diagnosis")
         cause = _text(known, "cause") if isinstance(known, dict) else ""
-        said = f"{_text(one, 'message', 300)} {cause}".strip()
+        message = literal(tr_filled(str(one.get("message") or ""))[:300])
+        said = f"{message} {cause}".strip()
         took = one.get("duration_s")
         took = f"{took:.1f} s" if isinstance(took, (int, float)) else ""
-        yield f"| {_text(one, 'name')} | {_text(one, 'outcome')} | {took} | {said} |"
+        outcome = literal(tr(str(one.get("outcome") or "")))
+        yield f"| {_text(one, 'name')} | {outcome} | {took} | {said} |"
     yield ""
 
 

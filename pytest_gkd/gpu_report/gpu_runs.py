@@ -27,6 +27,7 @@ from typing import Any
 from pytest_gkd import fault_specs
 from pytest_gkd.clock import monotonic
 from pytest_gkd.gpu_report import result_files, result_page
+from pytest_gkd.language import marked, tr_filled
 from pytest_gkd.options import BESIDE_THE_ENGINE, choose_layout
 from pytest_gkd.processes import gpus, host_capabilities, prctl
 from pytest_gkd.report.record import REPORT
@@ -49,8 +50,10 @@ NOT_HANDED_ON = ("GITHUB_STEP_SUMMARY", "GITHUB_ACTIONS")
 BESIDE_S = 600.0
 ENDS = ((signal.SIGINT, 90.0), (signal.SIGTERM, 60.0), (signal.SIGKILL, 10.0))
 SETTLE_S = 10.0
-NOT_ASKED_FOR = "left out by --only"
-ONE_PROCESS = "each GPU takes one process at a time"
+NOT_ASKED_FOR = marked("left out by --only")
+ONE_PROCESS = marked("each GPU takes one process at a time")
+# Names of runs, as --only takes them.
+ONE_GPU, LOSS_FULL, BUSY_GPU = "split on one gpu", "loss full", "busy gpu"
 NCCL_TESTS = "all_reduce_perf"
 NCCL_TESTS_S = 300.0
 
@@ -114,7 +117,7 @@ def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> PlannedRuns:
     mig = _has_mig(usable)
     if usable.ranks > 1 and (usable.exclusive or not mig):
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip()
-        one_gpu = passes("split on one gpu", "split", visible=first)
+        one_gpu = passes(ONE_GPU, "split", visible=first)
         add(one_gpu, ONE_PROCESS if usable.exclusive else "")
 
     chosen, _ = choose_layout(
@@ -122,10 +125,10 @@ def plan(usable: gpus.Usable, *, has_ray: bool, may_mount: bool) -> PlannedRuns:
     )
     both = ("vllm", "training_step")
     options = ("--gkd-loss=full", f"--gkd-layout={chosen}")
-    add([Run("loss full", both, options, chosen, caches=chosen)])
+    add([Run(LOSS_FULL, both, options, chosen, caches=chosen)])
     probe = str(Path(__file__).with_name("busy_stage.py"))
     busy = Run(
-        "busy gpu", (result_files.BUSY,), files=(probe,), caches=chosen, budget_s=100
+        BUSY_GPU, (result_files.BUSY,), files=(probe,), caches=chosen, budget_s=100
     )
     untold = "under MIG the driver does not report how busy a GPU is"
     add([busy], untold if mig else "")
@@ -341,10 +344,10 @@ def nccl_tests(ranks: int, say: Callable[[str], None]) -> dict[str, float]:
             preexec_fn=prctl.die_with_parent,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        say(f"    left out: {error}")
+        say(_below(f"left out: {error}"))
         return {}
     if done.returncode:
-        say(f"    left out: it ended with {done.returncode}")
+        say(_below(f"left out: it ended with {done.returncode}"))
         return {}
     return bandwidths(done.stdout.decode("utf-8", "replace"))
 
@@ -467,7 +470,10 @@ def check(usable: gpus.Usable) -> None:
             why = f"CUDA_VISIBLE_DEVICES={shown} hides all {len(machine.cards)} GPU(s)"
             fix = "Set it to the indices of the GPUs to use, or unset it."
         elif machine.driver:
-            why, fix = f"the driver {machine.driver} shows no GPU", "See nvidia-smi -L."
+            why, fix = (
+                f"the driver {machine.driver} shows no GPU",
+                "Look at nvidia-smi -L.",
+            )
         else:
             why = "no NVIDIA driver answers"
             fix = "In a container, start it with the GPUs (docker run --gpus all)."
@@ -533,11 +539,11 @@ def fill(
     finally:
         shutil.rmtree(work / "kernels", ignore_errors=True)
         if report.path:
-            say(f"gkd: results in {report.path}")
+            say(_line(f"results in {report.path}"))
         if good:
             shutil.rmtree(work)
         else:
-            say(f"gkd: reports and output of the runs in {work}")
+            say(_line(f"reports and output of the runs in {work}"))
     return good
 
 
@@ -584,13 +590,13 @@ def _interrupts() -> Iterator[None]:
 def announced(made: PlannedRuns, found: Mapping[str, Any]) -> Iterator[str]:
     """What is about to run, and how long it takes at most."""
     result = result_files.Result("", found)
-    yield f"gkd: {len(made.runs)} runs on {result.machine}:"
+    yield _line(f"{len(made.runs)} runs on {result.machine}:")
     names = "; ".join(run.name for run in made.runs)
     indent = " " * 5
     yield textwrap.fill(names, 80, initial_indent=indent, subsequent_indent=indent)
     for name, why in made.left_out.items():
-        yield f"gkd: not run: {name} ({why})"
-    yield f"gkd: {_duration(result, made)}; Ctrl-C keeps the results so far"
+        yield _line(f"not run: {name} ({why})")
+    yield _line(f"{_duration(result, made)}; Ctrl-C keeps the results so far")
 
 
 def _duration(result: result_files.Result, made: PlannedRuns) -> str:
@@ -608,7 +614,16 @@ def _duration(result: result_files.Result, made: PlannedRuns) -> str:
 
 def _told(run: Mapping[str, Any], good: bool, kept: bool) -> Iterator[str]:
     word = "as expected" if good else "NOT as expected"
-    yield f"    {word}: {result_page.outcomes(run)}; {run['seconds']:.0f} s"
+    yield _below(f"{word}: {result_files.outcomes(run)}; {run['seconds']:.0f} s")
     if kept:
         before, after = run["used_before_mib"], run["used_after_mib"]
-        yield f"    memory was not given back: {before} MiB before, {after} after"
+        yield _below(f"memory was not given back: {before} MiB before, {after} after")
+
+
+def _line(text: str) -> str:
+    return f"gkd: {tr_filled(text)}"
+
+
+def _below(text: str) -> str:
+    """A line about the run before it."""
+    return f"    {tr_filled(text)}"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import fault_specs
+from pytest_gkd.language import marked, tr
 from pytest_gkd.stage_specs import BY_NAME, LAYOUTS, OF_EVERY_JOB
 
 SCHEMA = 1
@@ -22,7 +23,7 @@ DIRECTORY = "gpu-results"
 PASSES = ("cold", "warm")
 # The stage that waits for a GPU without using a CPU (busy_stage.py).
 BUSY = "busy_gpu"
-UNVERIFIED = "GPU paths not yet verified on this kind of machine"
+UNVERIFIED = marked("GPU paths not yet verified on this kind of machine")
 
 
 class ResultError(ValueError):
@@ -289,6 +290,19 @@ def as_expected(run: Mapping[str, Any]) -> bool:
         )
     outcomes = {one["outcome"] for one in run["stages"]}
     return run["exit"] == 0 and outcomes == {"passed"}
+
+
+def outcomes(run: Mapping[str, Any]) -> str:
+    """How a run ended, in one line: what did not pass, with its cause."""
+    ended = (
+        f"{one['name']} {tr(one['outcome'])}"
+        + (f" [{one['cause']}]" if one["cause"] else "")
+        for one in run["stages"]
+        if one["outcome"] != "passed"
+    )
+    passed = f"{len(run['stages'])} stage(s) passed, exit code {run['exit']}"
+    told = ", ".join(ended) or passed
+    return told if run["gpus"] else f"{told}, no GPU used"
 
 
 def unverified(products: Iterable[str], place: Path | None = None) -> tuple[str, ...]:

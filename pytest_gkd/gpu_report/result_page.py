@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_gkd import fault_specs
 from pytest_gkd.fault_specs import FaultSpec
-from pytest_gkd.gpu_report.result_files import BUSY, Result, as_expected
+from pytest_gkd.gpu_report.result_files import BUSY, Result, as_expected, outcomes
 
 NOTE = "<!-- Made by python tools/pages.py from gpu-results/; do not edit. -->"
 NOT_RUN = "not run"
@@ -264,16 +264,3 @@ def _row(run: Run) -> str:
         memory,
     ]
     return f"| {' | '.join(cells)} |"
-
-
-def outcomes(run: Run) -> str:
-    """How a run ended, in one line: what did not pass, with its cause."""
-    ended = (
-        f"{one['name']} {one['outcome']}"
-        + (f" [{one['cause']}]" if one["cause"] else "")
-        for one in run["stages"]
-        if one["outcome"] != "passed"
-    )
-    passed = f"{len(run['stages'])} stage(s) passed, exit code {run['exit']}"
-    told = ", ".join(ended) or passed
-    return told if run["gpus"] else f"{told}, no GPU used"

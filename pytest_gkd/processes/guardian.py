@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-from pytest_gkd import sanitize
+from pytest_gkd import language, sanitize
 from pytest_gkd.clock import monotonic
 from pytest_gkd.files import write_json
 from pytest_gkd.processes import cleanup, manifest, procfs
@@ -38,12 +38,13 @@ def main(
     pulse: int,
     link: str,
     still_limit_s: float,
+    shown: str,
 ) -> None:
     """Guard the run of process ``pid``; ``life`` is the read end of a pipe from it.
 
     ``manifest_file`` is the run's manifest, already open, so that it stays readable
     even if somebody clears the directory. ``pulse`` is the descriptor of a ``Pulse``;
-    for ``still_limit_s`` see ``Watch``.
+    for ``still_limit_s`` see ``Watch``. ``shown`` is the user's language.
     """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         # It ends when the pytest process does, not before.
@@ -56,6 +57,7 @@ def main(
     with os.fdopen(manifest_file, "rb") as file:
 
         def give_up(still_s: float) -> None:
+            language.use(shown)
             end_workers(_read(file), pid, still_s)
 
         watch = Watch(pid, start, Pulse(pulse), give_up, still_limit_s)
@@ -188,7 +190,7 @@ def end_workers(found: manifest.Manifest, pid: int, still_s: float) -> None:
     with contextlib.suppress(OSError):  # it may be closed, or full
         flags = os.O_WRONLY | os.O_APPEND | os.O_NOCTTY | os.O_NONBLOCK
         stderr = os.open(f"/proc/{pid}/fd/2", flags)
-        os.write(stderr, f"\ngkd: {text}\n".encode())
+        os.write(stderr, f"\ngkd: {language.tr_filled(text)}\n".encode())
         os.close(stderr)
 
 

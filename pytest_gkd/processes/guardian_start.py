@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pytest_gkd import language
 from pytest_gkd.clock import monotonic
 from pytest_gkd.processes import procfs
 from pytest_gkd.processes.heartbeat import GOODBYE, LOOK_S, Pulse, Sign
@@ -68,7 +69,7 @@ class Guardian:
             f"import sys; sys.path.insert(0, {place!r}); "
             "from pytest_gkd.processes.guardian import main; "
             f"main({str(self._run_dir)!r}, {os.getpid()}, {theirs}, {manifest_file}, "
-            f"{pulse}, {link!r}, {STILL_LIMIT_S})"
+            f"{pulse}, {link!r}, {STILL_LIMIT_S}, {language.current()!r})"
         )
         environ = {name: text for name, text in os.environ.items() if name != RUN_ID}
         run_it = f"import os; exec(os.environ[{CODE!r}])"

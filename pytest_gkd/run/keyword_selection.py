@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from pytest_gkd import options
-from pytest_gkd.options import WITH_INI
+from pytest_gkd.options import WITH_INI, SettingsError
 from pytest_gkd.stage_plan import mentioned
 from pytest_gkd.stage_specs import BY_NAME
 
@@ -66,17 +66,30 @@ def verdict(config: pytest.Config, collected: int, failed: int, status: int) -> 
     names = named(config, option)
     if not names or option.gkd_stages is not None or config.getini("gkd_stages"):
         return Verdict()
-    what = f"gkd: -k {option.keyword!r} chose"
-    stages = " and ".join(names)
+    asked, stages = f"-k {option.keyword!r}", " and ".join(names)
     command = f"pytest --gkd-stages={','.join(names)}"
     why = reason(config, option)
     if why:
         never = "gkd_keyword = false in the ini: only your tests"
-        return Verdict(f"{what} {stages} too, since {why} ({never})")
+        return Verdict(f"{asked} chose {stages} too, since {why} ({never})")
     if collected:
-        return Verdict(f"{what} tests of yours only; {command} runs {stages}")
+        return Verdict(f"{asked} chose tests of yours only; {command} runs {stages}")
     if failed:
-        return Verdict(f"{what} nothing yet: a file could not be read ({command})")
+        return Verdict(
+            f"{asked} chose nothing yet: a file could not be read ({command})"
+        )
     if status != pytest.ExitCode.NO_TESTS_COLLECTED:
-        return Verdict(f"{what} nothing yet: the session was ended ({command})")
-    return Verdict(f"{what} no test here, so {stages} runs now ({command})", names)
+        return Verdict(f"{asked} chose nothing yet: the session was ended ({command})")
+    told = f"{asked} chose no test here, so {stages} runs now ({command})"
+    return Verdict(told, names)
+
+
+def shown(config: pytest.Config, verdict: Verdict) -> str:
+    """Its line in the user's language."""
+    # Only here: most sessions with -k have nothing to do with stages.
+    from pytest_gkd import language
+    from pytest_gkd.run import user_language
+
+    with contextlib.suppress(SettingsError):
+        user_language.use(config)
+    return f"gkd: {language.tr_filled(verdict.line)}"

@@ -13,13 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gkd import language, options, sanitize, typed_json
+from pytest_gkd import language, sanitize, typed_json
 from pytest_gkd.diagnosis import own_rules
-from pytest_gkd.options import LANG, REPORT, RULES, Settings, SettingsError
+from pytest_gkd.options import REPORT, RULES, Settings, SettingsError
 from pytest_gkd.processes import gpus, host_capabilities
 from pytest_gkd.processes.heartbeat import Standstill
 from pytest_gkd.report.record import DIRECTORY
-from pytest_gkd.run import option_origins, selection, surroundings, user_settings
+from pytest_gkd.run import (
+    option_origins,
+    selection,
+    surroundings,
+    user_language,
+    user_settings,
+)
 from pytest_gkd.run.assignment import SAFE_PATH, Assignment, Link, Preparation
 from pytest_gkd.run.events import EventWriter, verdict_on
 from pytest_gkd.run.report_directory import ReportDir, ReportRefusedError, restore
@@ -45,7 +51,7 @@ def prepare(config: pytest.Config) -> Prepared | None:
     None if no stage is requested. Raises pytest.UsageError for every unusable value.
     """
     try:
-        _choose_language(config)
+        user_language.use(config)
         selected = selection.select(config)
         if selected is None:
             return None
@@ -168,14 +174,8 @@ def one_process(config: pytest.Config, option: argparse.Namespace) -> str:
 def refusal(config: pytest.Config, problem: str) -> pytest.UsageError:
     """What ends a run that was not prepared, in the user's language."""
     with contextlib.suppress(SettingsError):
-        _choose_language(config)
+        user_language.use(config)
     return pytest.UsageError(language.tr_filled(problem))
-
-
-def _choose_language(config: pytest.Config) -> None:
-    one = option_origins.given(config, LANG)
-    chosen = options.read_value(LANG, one.value, one.origin)
-    language.use(chosen or language.of_locale(options.LANGUAGES))
 
 
 def _report_dir(config: pytest.Config) -> ReportDir:
