@@ -137,3 +137,19 @@ def test_of_a_test_run_that_failed_every_failure_is_named() -> None:
     with pytest.raises(release.ReleaseError) as raised:
         release.command("sh", "-c", script)
     assert str(raised.value).count("\n        FAILED test_") == 40
+
+
+def test_what_failed_once_is_told_with_how_many_passed(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(
+        "from pathlib import Path\n"
+        "def test_fine(): pass\n"
+        "def test_second_try():\n"
+        "    seen = Path('seen').exists()\n"
+        "    Path('seen').touch()\n"
+        "    assert seen\n"
+    )
+    pytest_alone = (sys.executable, "-m", "pytest", "-q", "-p", "no:gkd")
+    said = release.command(release.ROOT / ".ci/tests", *pytest_alone, cwd=tmp_path)
+    told, _, again = release.told_of_tests(said).partition("; once more and alone: ")
+    assert told.startswith("1 failed, 1 passed in ")
+    assert again == "test_one.py::test_second_try"
