@@ -594,12 +594,15 @@ def _explain(asked: argparse.Namespace) -> int:
         causes = {"schema": 1, "causes": titles}
         return _answer(asked, causes, explain.list_text(catalogue))
     if asked.cause is None:
-        _say_error("explain: name a cause, or ask for all of them with --list")
+        _say_error(
+            language.tr("explain: name a cause, or ask for all of them with --list")
+        )
         return UNUSABLE
     if asked.cause not in catalogue:
-        hint = near(asked.cause, catalogue)
+        hint = language.tr(language.tr_filled(near(asked.cause, catalogue)))
         others = explain.near_causes(asked.cause, catalogue)
-        told = [f"explain: there is no cause {asked.cause!r}{hint}"]
+        none = language.tr("explain: there is no cause {cause}{hint}")
+        told = [none.format(cause=repr(asked.cause), hint=hint)]
         told += [f"  {rule.id}  {language.tr(rule.title)}" for rule in others]
         _say_error("\n".join(told))
         return UNUSABLE
@@ -875,7 +878,8 @@ def _completion(asked: argparse.Namespace) -> int:
 def _check(asked: argparse.Namespace) -> int:
     found = proofreading.check(Path(name) for name in asked.files)
     for path, wrong in found.items():
-        _say("\n".join(wrong) if wrong else f"{path}: good")
+        good = language.tr("{file}: good").format(file=path)
+        _say("\n".join(map(language.tr_filled, wrong)) if wrong else good)
     return FOUND if any(found.values()) else 0
 
 

@@ -155,7 +155,7 @@ def test_what_a_rule_may_not_hold_is_refused_by_path_and_key(
 def test_a_file_that_is_not_toml_is_refused_by_path(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text("title = ")
-    with pytest.raises(RuleError, match=r"bad\.toml: is not TOML"):
+    with pytest.raises(RuleError, match=r"bad\.toml is not valid TOML"):
         catalogue.read_rule(bad)
 
 

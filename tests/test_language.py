@@ -417,6 +417,34 @@ def test_the_ini_gives_the_language_and_an_error_names_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("diagnose gone.log", "gkd: gone.log：没有这个文件或目录\n"),
+        ("diagnose --rules=bad gone.log", "gkd: bad 不是有效的 TOML：Invalid value ("),
+        ("explain", "gkd: explain：请给出一个原因"),
+        ("explain comm.xyz", "这个原因；是不是想写 'comm."),
+        ("explain nccl", "gkd: explain：没有 'nccl' 这个原因。\n"),
+        ("check bad.yaml", "gkd: bad.yaml 不是有效的 YAML：did not find expected"),
+        ("check bad", "之一的命令；其中没有任何命令\n"),
+        ("rules check wrong.toml", "\nwrong.toml：缺少 why\n"),
+    ],
+)
+def test_what_is_refused_is_told_in_chinese(
+    words: str,
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad").write_text("a=[\n")
+    Path("bad.yaml").write_text("a: [1\nb: {")
+    Path("wrong.toml").write_text("id = 'own.x'\n")
+    assert main(["--lang=zh", *words.split()])
+    assert told in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize(
     ("text", "told"),
     [
         ("loss: is nan from here on; 1.5 before (step 37)", "loss：从这里起为 nan"),

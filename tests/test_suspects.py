@@ -386,7 +386,7 @@ def test_the_json_is_plain() -> None:
         ("data", 'cause = "data.cache"', "cause = 3", "cause: 3 is not a text"),
         ("data", 'name = "cache-locked"', 'name = "preparation"', "is there twice"),
         ("data", '"cache-locked", "prep', '"nobody", "prep', "no suspect 'nobody'"),
-        ("unknown", "done =", "done", "is not TOML"),
+        ("unknown", "done =", "done", "is not valid TOML"),
         ("unknown", '[[sign]]', '[[sign]]\npattern = "x"', "without a pattern"),
         ("checkpoint", 'process = ["Work', 'frameworks = ["Work', "is not one of"),
     ],

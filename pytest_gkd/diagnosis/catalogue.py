@@ -375,7 +375,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise RuleError(f"{path}: cannot be read: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RuleError(f"{path}: is not TOML: {error}") from error
+        raise RuleError(f"{path} is not valid TOML: {error}") from error
 
 
 def parse_rule(data: Mapping[str, Any], cause: Any, where: str) -> Rule:

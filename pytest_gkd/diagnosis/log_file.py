@@ -27,6 +27,7 @@ from pytest_gkd.diagnosis import exceptions, parts
 from pytest_gkd.diagnosis.catalogue import Catalogue
 from pytest_gkd.diagnosis.metrics.series import Collector
 from pytest_gkd.diagnosis.scan import Hit, Scanner, blanked, index
+from pytest_gkd.language import marked
 
 BLOCK = 1 << 20
 # How much of the beginning and of the end is kept.
@@ -58,6 +59,12 @@ class Packing:
     command: str
 
 
+# What the system says of files, as it is told of logs.
+REFUSALS = (
+    *(marked("no such file or directory"), marked("permission denied")),
+    *(marked("is a directory"), marked("not a directory")),
+    *(marked("stale file handle"), marked("input/output error")),
+)
 KINDS = (
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),

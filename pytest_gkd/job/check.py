@@ -341,9 +341,10 @@ def _jobs(path: Path, script: shell.Script, asked: str) -> list[Worlds]:
     unread = dict.fromkeys(one for one in every if one and modules.fullmatch(one))
     reasons = [f"{one} is none of the programs that are read" for one in unread][:1]
     reasons += [f"line {line}: {text}" for _, line, text in script.remarks[:3]]
+    what = asked or f"one of {', '.join(FRAMEWORKS)}"
+    found = f"found were {', '.join(names)}" if names else "there is no command in it"
     raise CheckError(
-        f"{path}: no command was found that starts {asked or ' or '.join(FRAMEWORKS)};"
-        f" found were {', '.join(names) or 'none'}"
+        f"{path}: no command was found that starts {what}; {found}"
         + "".join(f"; {reason}" for reason in reasons)
     )
 

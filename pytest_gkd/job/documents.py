@@ -91,11 +91,13 @@ def _settings_of(text: str, file: str, loader: Any) -> tuple[Override, ...]:
         raise CheckError(f"{file}: {error}") from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
         what = getattr(error, "problem", None) or str(error).partition("\n")[0]
         if "nesting depth" in what:  # PyYAML 6.0.4, which looks ahead
             raise _too_deep(file) from None
-        raise CheckError(f"{file}{where}: {what}") from None
+        kind = "JSON" if file.endswith(".json") else "YAML"
+        line = mark.line + 1 if mark else 1
+        told = f"{file} is not valid {kind}: {what} (line {line})"
+        raise CheckError(told) from None
     except RecursionError:
         raise _too_deep(file) from None
     return tuple(found)
