@@ -342,9 +342,9 @@ def _jobs(path: Path, script: shell.Script, asked: str) -> list[Worlds]:
     reasons = [f"{one} is none of the programs that are read" for one in unread][:1]
     reasons += [f"line {line}: {text}" for _, line, text in script.remarks[:3]]
     what = asked or f"one of {', '.join(FRAMEWORKS)}"
-    found = f"found were {', '.join(names)}" if names else "there is no command in it"
+    others = f"found were {', '.join(names)}" if names else "there is no command in it"
     raise CheckError(
-        f"{path}: no command was found that starts {what}; {found}"
+        f"{path}: no command was found that starts {what}; {others}"
         + "".join(f"; {reason}" for reason in reasons)
     )
 

@@ -224,7 +224,7 @@ class Examination:
             if not running:
                 return
             if (doing := " and ".join(running)) != said:
-                self.gkd.step(f"waiting for: {doing}")
+                self.gkd.step(f"still waiting for: {doing}")
                 said = doing
             time.sleep(0.05)
 
