@@ -217,12 +217,71 @@ def called(function: str, code: str, file: str = "a.py") -> str:
             "data",
         ),
         ([called("run", "go()", "losses.py")], "ValueError: no", "training-step"),
+        (
+            [called("main", "ray.get(trainer.state.remote(), timeout=60)")],
+            "GetTimeoutError: no",
+            "actor-init",
+        ),
+        (
+            [called("main", "many = [Judge.remote(cfg) for _ in range(4)]")],
+            "TypeError: no",
+            "actor-init",
+        ),
+        (
+            [called("main", "ray.get(trainer.state.remote())")],
+            "RayTaskError: ray::Trainer.state() (pid=7, ip=10.0.0.1)",
+            "",
+        ),
+        ([called("main", "ray.init(address=place)")], "ValueError: no", "ray-init"),
+        (
+            [called("<module>", 'KL = float(os.environ["KL"])')],
+            "ValueError: no",
+            "config",
+        ),
+        (
+            [called("<module>", 'rank = int(os.environ["RANK"])')],
+            "KeyError: no",
+            "",
+        ),
+        (
+            [called("main", "y = head(x)"), frame("_call_impl", "module.py")],
+            "TypeError: no",
+            "training-step",
+        ),
     ],
 )
 def test_lines_and_files_tell_where_names_do_not(
     frames: list[str], error: str, phase: str
 ) -> None:
     assert phase_of(START, *frames, error) == phase
+
+
+def test_what_a_trainer_raises_while_it_is_constructed_is_of_the_start() -> None:
+    init = [START, frame("main"), frame("__init__", "trl/trainer/grpo_trainer.py")]
+    rewards, engine = frame("compute_rewards"), frame("_init_vllm")
+    assert phase_of(*init, rewards, "ValueError: no") == "actor-init"
+    asked = frame("init_communicator")
+    assert phase_of(*init, engine, asked, "RuntimeError: no") == "rollout-init"
+    assert phase_of(START, frame("main"), rewards, "ValueError: no") == "generation"
+
+
+def test_a_tracker_belongs_to_the_settings_and_then_to_the_step() -> None:
+    lines = START, frame("save_model"), frame("send", "site-packages/mlflow/a.py")
+    chain = exceptions.read("\n".join((*lines, "ValueError: no")).encode())[0]
+    assert frames.phase_of(chain, "data") == "config"
+    assert frames.phase_of(chain, "generation") == "training-step"
+
+
+def test_a_converters_every_failure_is_of_the_checkpoint() -> None:
+    def told(file: str) -> str:
+        text = "\n".join((START, frame("<module>", file), frame("load_dataset")))
+        log = log_file.read(
+            io.BytesIO(f"{text}\nOSError: x".encode()), "a", 0, CATALOGUE
+        )
+        return logs.judge([log], CATALOGUE).phase
+
+    assert told("merge_shards.py") == "checkpoint"
+    assert told("train.py") == "data"
 
 
 def test_a_line_that_makes_an_object_of_settings_is_of_the_configuration() -> None:

@@ -16,8 +16,15 @@ LOGS = [
     for file in sorted(Path(__file__).with_name("phase_words").glob("*.toml"))
     for log in tomllib.loads(file.read_text("utf-8"))["log"]
 ]
-# What these say tells no more than it does.
-MISSED = {"ipc-attaches", "tiny-loop-trains", "trainer-waits-for-sidecar"}
+# What these say tells no more than it does, or is not read.
+MISSED = {
+    "ipc-attaches",
+    "own-sampler-gets-a-wrong-shape",
+    "own-stops-after-rollouts",
+    "swift-final-merge",
+    "tiny-loop-trains",
+    "trainer-waits-for-sidecar",
+}
 CATALOGUE = catalogue.load()
 
 

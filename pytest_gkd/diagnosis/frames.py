@@ -15,7 +15,7 @@ _ROLES = (
     ("teacher-init", "teacher", re.compile("teacher", re.IGNORECASE)),
     ("", "generation", re.compile("reward|verifier", re.IGNORECASE)),
     ("", "", re.compile("actor_?rollout", re.IGNORECASE)),  # verl's are both
-    ("rollout-init", "generation", re.compile("rollout|generat", re.IGNORECASE)),
+    ("rollout-init", "generation", re.compile("rollout|generat|sampl", re.IGNORECASE)),
     ("actor-init", "", re.compile("trainer|student|policy|learner", re.IGNORECASE)),
 )
 # Processes of an engine, which start and then answer requests.
@@ -51,10 +51,21 @@ _CALLER = re.compile(
 # Libraries with files that are called as an engine's, such as ``core.py``.
 _OF_DATA = re.compile(r"(?:^|/)(?:pyarrow|numpy|pandas|fsspec)/")
 # A line that makes an object of settings.
-_SETS = re.compile(r"\s*(?:\w+ ?= ?)?[\w.]*[A-Z]\w*(?:Config|Arguments|Args)\(")
+_SETS = re.compile(
+    r"\s*(?:\w+ ?= ?)?[\w.]*[A-Z]\w*(?:Config|Arguments|Args)\("
+    r"|.*\bos\.(?:environ|getenv)\b(?!.*(?:RANK|WORLD_SIZE|MASTER_))"
+)
+# What a driver asks of a Ray actor (``learner.update.remote(``), or creates as one.
+_REMOTE = re.compile(r"([\w.]+?)(?:\.options\([^()]*\))?\.remote\(")
+# Libraries that record a run: set up with its settings, then told of each step.
+_TRACKER = re.compile(
+    r"/(?:wandb|mlflow|swanlab|trackio|comet_ml|clearml|tensorboard|prometheus_client)/"
+)
+# Programs that only turn one checkpoint into another.
+_CONVERTS = re.compile(r"^(?:convert|export|merge|consolidate)(?:_|$)|_to_hf$")
 _RAISES = re.compile(r"\s*(?:raise|assert)\b")
 _IMPORTING = re.compile(
-    r"^(?:<module>|__getattr__|_get_module|import_module|_gcd_import|_find_and_load\w*"
+    r"^(?:<module>|_run_module_as_main|_run_code|__getattr__|_get_module|import_module|_gcd_import|_find_and_load\w*"
     r"|_call_with_frames_removed|_load_unlocked|exec_module)$"
 )
 _OF_IMPORT = re.compile(r"^(?:Import|ModuleNotFound|Syntax|Indentation|Tab)Error$")
@@ -80,16 +91,31 @@ def phase_of(chain: Chain, last: str = "") -> str:
         return init
     if chain and _imports(chain[0]):
         return "config"
-    if phase := _by_table(chain, role, last):
+    begun = _begun(last)
+    if any(_TRACKER.search(frame.file) for one in chain[:1] for frame in one.frames):
+        return "training-step" if begun else "config"
+    created = any(map(_creates, chain))
+    possible = log_phases.STARTS if created else log_phases.PHASES
+    if phase := _by_table(chain, role, last, possible):
         return phase
-    begun = last not in {"", "unknown", *log_phases.STARTS}
     for one in chain:
-        own = [frame for frame in one.frames if not is_general(frame)]
-        names = (phase_words.of_name(_name(f), begun=begun) for f in own[::-1])
-        calls = (_calls(frame.code, begun=begun) for frame in own[::-1])
-        if phase := _first(names) or _first(calls):
+        own = [frame for frame in one.frames[::-1] if not is_general(frame)]
+        names = (_by_name(frame, one, role, last) for frame in own)
+        calls = (_by_call(frame, one, role, last) for frame in own)
+        found = (phase for phase in (*names, *calls) if phase in possible)
+        if phase := _first(found):
             return "teacher-init" if not begun and _awaits_teacher(one) else phase
-    return role or _by_file(chain) or _of_engine(chain, begun=begun)
+    if created:
+        return "actor-init"
+    return (
+        role or _by_file(chain) or _of_engine(chain, begun=begun) or _of_module(chain)
+    )
+
+
+def converts(chain: Chain) -> bool:
+    """Whether a program that converts checkpoints raised it, by its file's name."""
+    files = (f.file for one in chain for f in one.frames if f.function == "<module>")
+    return _CONVERTS.search(PurePosixPath(next(files, "")).stem) is not None
 
 
 def is_at(frame: Frame, word: str) -> bool:
@@ -135,35 +161,90 @@ def _imports(raised: Raised) -> bool:
     )
 
 
-def _by_table(chain: Chain, role: str, last: str) -> str:
-    """The phase of the first known framework function, from the innermost frame out."""
+def _creates(raised: Raised) -> bool:
+    """Whether a trainer or a Ray actor was being constructed, which no step does."""
+    task = _TASK.search(raised.message)
+    return (task is not None and task[2] == "__init__") or any(
+        _name(frame) == "__init__" and "trainer" in PurePosixPath(frame.file).stem
+        for frame in raised.frames
+    )
+
+
+def _by_table(chain: Chain, role: str, last: str, possible: tuple[str, ...]) -> str:
+    """The phase of the first known framework function, from the innermost frame out.
+
+    Only ``possible`` phases count.
+    """
     for one in chain:
         for frame in reversed(one.frames):
             if _OF_DATA.search(frame.file):
                 continue
             name = _name(frame)
             phase = log_phases.raised_in(f"{PurePosixPath(frame.file).name}:{name}")
+            if phase not in possible:
+                continue
             if phase in log_phases.STARTS and any(map(_of_teacher, one.frames)):
                 return "teacher-init" if phase in _LOADS else phase
-            if phase == "training-step" and _LOG_PROBS.search(name):
-                asks = any("teacher" in each.code.lower() for each in one.frames)
-                phase = "teacher" if asks or "teacher" in (role, last) else phase
             if phase == "training-step" and _of_teacher(frame):
-                phase = "teacher"
-            if phase:
-                return phase
+                return "teacher"
+            return _whose(phase, name, one, role, last)
     return ""
 
 
-def _calls(code: str, *, begun: bool) -> str:
-    """The phase that a line of code implies by what it calls and creates."""
+def _by_name(frame: Frame, of: Raised, role: str, last: str) -> str:
+    """The phase that the words of a function's name refer to."""
+    name = _name(frame)
+    return _whose(phase_words.of_name(name, begun=_begun(last)), name, of, role, last)
+
+
+def _by_call(frame: Frame, of: Raised, role: str, last: str) -> str:
+    """The phase that a frame's line of code refers to."""
+    exists = _begun(last) or _TASK.search(of.message) is not None
+    phase = _calls(frame.code, begun=_begun(last), exists=exists)
+    return _whose(phase, frame.code, of, role, last)
+
+
+def _begun(last: str) -> bool:
+    """Whether steps had begun, by the phase that was marked last."""
+    return last not in {"", "unknown", *log_phases.STARTS}
+
+
+def _whose(phase: str, name: str, of: Raised, role: str, last: str) -> str:
+    """``teacher`` for log-probabilities that a function asks of one, else the phase."""
+    if phase != "training-step" or not _LOG_PROBS.search(name):
+        return phase
+    told = (of.message, *(frame.code for frame in of.frames))
+    asks = any("teacher" in text.lower() for text in told)
+    return "teacher" if asks or "teacher" in (role, last) else phase
+
+
+def _calls(code: str, *, begun: bool, exists: bool) -> str:
+    """The phase that a line of code implies by what it calls and creates.
+
+    ``exists``: whether a Ray actor that it asks had started.
+    """
     if _TAKES_APART.search(code):
         return ""
     if _SETS.match(code):
         return "config"
+    if "ray.init(" in code:
+        return "ray-init"
+    if remote := _REMOTE.search(code):
+        return _asked(remote[1], begun=begun, exists=exists)
     called = re.search(r"\w+$", code.partition("(")[0])
     phase = log_phases.raised_in(called[0] if called else "")
     return phase or phase_words.of_code(code, begun=begun)
+
+
+def _asked(target: str, *, begun: bool, exists: bool) -> str:
+    """The phase of what a driver asks of a Ray actor; its start if it is created."""
+    owner, _, method = target.rpartition(".")
+    found = next((role for role in _ROLES if role[2].search(owner or method)), None)
+    start, work = (found[0] or "actor-init", found[1]) if found else ("", "")
+    if method[:1].isupper():
+        return start or "actor-init"
+    phase = log_phases.raised_in(method) or phase_words.of_name(method, begun=begun)
+    return phase or (work if exists else start)
 
 
 def _awaits_teacher(raised: Raised) -> bool:
@@ -187,6 +268,12 @@ def _of_engine(chain: Chain, *, begun: bool) -> str:
         return ""
     names = [_name(frame) for one in chain for frame in one.frames]
     return "generation" if begun or any(map(_ANSWERS.search, names)) else "rollout-init"
+
+
+def _of_module(chain: Chain) -> str:
+    """``training-step`` if a torch module was called, for want of anything else."""
+    called = any(_name(frame) == "_call_impl" for one in chain for frame in one.frames)
+    return "training-step" if called else ""
 
 
 def _name(frame: Frame) -> str:

@@ -46,6 +46,11 @@ _SAVED = Pattern(
     rb".{0,80}\b(?:to|in|into|at)\b\W{0,3}[\w~./:-]{2,200}\W*$"
 )
 _COUNTER = Pattern(rb"\b(\d{1,9}) ?/ ?(\d{1,9})\b")
+# A traceback that begins in the program's main module.
+_UNCAUGHT = Pattern(
+    rb"(?m)^(?:\[rank\d+\]: *)?Traceback \(most recent call last\):\r?\n"
+    rb"(?:\[rank\d+\]: *)? *File \"[^<\"\r\n][^\"\r\n]*\", line \d+, in <module>"
+)
 _TRAINS = Pattern(
     rb"WorkerDict|TaskRunner|actor_rollout|Trainer|\btrl\b|\bverl\b|(?i:deepspeed)"
 )
@@ -71,7 +76,15 @@ def finished(tail: bytes) -> int:
         found = match.start()
     if found < 0 and _closes(last := last_lines(tail, 25)):
         found = tail.rfind(last[-1])
-    return -1 if found >= 0 and log_phases.starts_after(tail, found) else found
+    if found >= 0 and (log_phases.starts_after(tail, found) or _raises(tail[found:])):
+        return -1
+    return found
+
+
+def _raises(after: bytes) -> bool:
+    """Whether the program itself then ended in an error, such as of its last save."""
+    raised = _UNCAUGHT.search(after) is not None
+    return raised and any(map(log_phases.FAILED.search, last_lines(after, 3)))
 
 
 def _closes(last: list[bytes]) -> bool:

@@ -140,6 +140,8 @@ ENDED = Pattern(
     rb"|^ *100%\|[^|]{0,99}\| (?P<done>\d+)/(?P<all>\d+) \["
     rb"|(?:[Ee]poch|Episode)[^|]{0,40}: 100%\|"
 )
+# Python cannot read the program itself; this comes without a traceback.
+_UNREADABLE = Pattern(rb"\^ *\r?\n[^\r\n]{0,100}\b(?:Syntax|Indentation|Tab)Error: ")
 # Signs that a program failed, whatever the reason.
 FAILED = Pattern(
     rb"^(?:E +)?(?:\([^)]*\) *|\[rank\d+\]: *)*Traceback \(most recent call last\)"
@@ -257,6 +259,12 @@ def nccl_joining(text: bytes) -> tuple[set[int], int] | None:
         if len(ranks) < size < 2 * len(ranks):
             return ranks, size
     return None
+
+
+def of_unreadable(text: bytes, last: str) -> str:
+    """``config`` if Python could not read a program that did not start, else empty."""
+    started = last not in {"unknown", *STARTS}
+    return "config" if not started and _UNREADABLE.search(text) else ""
 
 
 def ended(line: bytes) -> bool:

@@ -46,6 +46,7 @@ from pytest_gkd.diagnosis.usual_next import usual_next
 
 MAX_CAUSES = 3
 MAX_PROCESSES = 64
+BEFORE = 500  # bytes
 # Causes that occur in one phase only, whoever raised them and whatever was marked last.
 _PHASE_OF_CAUSE = {"data.worker-died": "data", "ray.no-resources": "actor-init"}
 _WITH_ACTORS = {"actor-init", "rollout-init", "teacher-init"}
@@ -57,7 +58,8 @@ _NUMBERS = Signature(say="{what}", confidence="likely", silent=True)
 
 _DISTILS = Pattern(rb"recipe[./]gkd|gkd[./]megatron|OnPolicyDistillTrainer|actor_pool")
 _ROLLS_OUT = Pattern(
-    rb"rollout|(?i:vllm|sglang)|completions?/|timing_s/gen|GRPO|PPO|\(WorkerDict pid="
+    rb"rollout|(?i:vllm|sglang|kv cache)|completions?/|timing_s/gen|GRPO|PPO"
+    rb"|\(WorkerDict pid="
 )
 _FRAMEWORKS = {
     "verl": Pattern(rb"\bverl\b|actor_rollout_ref|\(WorkerDict pid="),
@@ -374,7 +376,8 @@ def _stacked(log: Log, last: str) -> str:
     first = log_phases.STACKS.search(log.tail, since)
     if first is None:
         return ""
-    threads = stack_dump.threads(log.tail[first.start() :].decode("utf-8", "replace"))
+    title = log.tail.rfind(b"\n", 0, first.start()) + 1
+    threads = stack_dump.threads(log.tail[title:].decode("utf-8", "replace"))
     stack = [one.frames for one in threads[:1]]
     shown = (exceptions.Raised("", 0, frames=[*stack[0]]),) if stack else ()
     return frames.phase_of(shown, last)
@@ -398,7 +401,12 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
 
 
 def _raised_in(log: Log, at: int, process: str = "", last: str = "") -> str:
-    return frames.phase_of(exceptions.around(log.chains, at, process), last)
+    chain = exceptions.around(log.chains, at, process)
+    # What a program says of its error may stand just before the traceback.
+    chain = chain or exceptions.around(log.chains, at + BEFORE, process)
+    if last in {"unknown", *log_phases.STARTS} and frames.converts(chain):
+        return "checkpoint"
+    return frames.phase_of(chain, last) or log_phases.of_unreadable(log.tail, last)
 
 
 def _last(logs: list[Log]) -> EvidenceLine | None:

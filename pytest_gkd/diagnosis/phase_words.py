@@ -43,7 +43,7 @@ def _rules() -> list[_Rule]:
 _OVER = Pattern(
     rb"\b(?:done|finish(?:ed|es)?|complete[ds]?|ready|healthy|took|elapsed|ends?|ok"
     rb"|succe\w+|(?:in|after) \d+(?:\.\d+)? ?(?:s|ms|sec|secs|seconds|min|minutes))\b"
-    rb"| 100%"
+    rb"| 100%| \d+\.\d+ ?m?s$"
 )
 _PAST = Pattern(
     rb"\b(?:loaded|saved|written|wrote|pushed|sync(?:h?ed|h?roni[sz]ed)|sent|received"
@@ -68,7 +68,8 @@ _NOT = Pattern(
     rb"|recommend\w*|incompatible|supported|leaked)\b"
 )
 _TRIES = Pattern(
-    rb"(?i)\bretr(?:y|ies|ying)\b|\battempt \d|^(?:\S+ )?no (?:new |full )?batch"
+    rb"(?i)\bretr(?:y|ies|ying)\b|\battempt \d|\bagain in \d"
+    rb"|^(?:\S+ )?no (?:new |full )?batch"
 )
 # Not the program's own words: frames and their code, exceptions, options.
 _FOREIGN = Pattern(
@@ -87,6 +88,8 @@ _LOGGER = Pattern(
 _METRIC = Pattern(rb"^(?:[a-z%]+ ){1,4}[0-9.]+(?:e ?[0-9]+)?%?$")
 # A bar's state, and a value with its name.
 _BAR = Pattern(rb"\d{1,3}%\|")
+# A bar without a title is that of a training loop, as transformers' Trainer has it.
+_BARE_BAR = Pattern(rb"^ *\d{1,3}%\|[^|]*\| \d+/\d+ \[")
 _VALUE = re.compile(rb"(?<![=\w])[\w/]{1,60}=(?!=) ?(?:'[^']{0,200}'|[^\s,;|']{1,60})")
 _ROLE = Pattern(rb"^[(\[](\w{3,40})")
 _CLAUSES = Pattern(rb"[,;|]+ |\. |\xe2\x80\x94| - | -> |[()]")
@@ -154,6 +157,8 @@ def of_line(line: bytes, *, begun: bool, repeats: bool = False) -> Told | None:
         named = not is_bar and _METRIC.search(clause)
         if told := _of_clause(clause, begun=begun, loose=loose and not named):
             return _in_role(told, name)
+    if not begun and _BARE_BAR.search(words) and not _OVER.search(b" " + words):
+        return Told("first-step")
     if begun and b"teacher" in name.lower():
         return Told("teacher", _is_over(_plain(words)))
     return None
@@ -185,7 +190,10 @@ def of_part(name: bytes) -> str:
 
 def of_code(code: str, *, begun: bool) -> str:
     """The phase that a line of code refers to by what it creates and calls."""
-    return _in_code(code.partition("(")[0], begun=begun, loose=True)
+    target, _, called = (text := code.partition("(")[0]).rpartition(" = ")
+    return _in_code(text, begun=begun, loose=True) or _in_code(
+        f"{called} {target}", begun=begun, loose=True
+    )
 
 
 def _in_code(text: str, *, begun: bool, loose: bool) -> str:
