@@ -53,7 +53,9 @@ SHOWN = (
     *("diagnosis/catalogue", "diagnosis/own_rules", "diagnosis/proofreading"),
     *("bundle/archive", "bundle/collectors", "bundle/gathering", "bundle/log_extracts"),
     *("bundle/make_bundle", "processes/guardian", "run/keyword_selection"),
-    *("gpu_report/gpu_runs", "gpu_report/result_files"),
+    *("gpu_report/gpu_runs", "gpu_report/result_files", "checkpoint"),
+    *("diagnosis/flight_records", "report/live", "report/record", "stage_api"),
+    *("run/watchdog", "run/other_plugins", "run/report_page"),
 )
 # Where users are told something with values in it, below the repository.
 MESSAGES = (
@@ -63,7 +65,14 @@ MESSAGES = (
     *(f"pytest_gkd/{module}.py" for module in SHOWN),
 )
 # Of these, the tables hold messages, too.
-TABLES = ("pytest_gkd/job", "pytest_gkd/watch/waiting.py")
+TABLES = (
+    *("pytest_gkd/job", "pytest_gkd/watch/waiting.py"),
+    *("pytest_gkd/watch/ray_nodes.py", "pytest_gkd/watch/node_agent.py"),
+    *("pytest_gkd/workload/data/train", "pytest_gkd/workload/sync/transfer.py"),
+    *("pytest_gkd/workload/environment/variable_names.py", "pytest_gkd/run/selection"),
+    *("pytest_gkd/workload/layouts/local_layouts.py", "pytest_gkd/run/watchdog"),
+    *("pytest_gkd/diagnosis/catalogue", "pytest_gkd/workload/layouts/estimate"),
+)
 # Help pages, a program of its own, sample texts, and faults that are injected.
 NO_MESSAGES = ("watch/arguments.py", "gguf.py", "tiny_text.py", "workload/inject/*.py")
 # What is shown of tables.

@@ -22,7 +22,7 @@ MUTUAL = ("collective", "store", "gpu")  # which other ranks have to come to as 
 # Operations that are named as what is waited for, not as a call.
 _THINGS = ("a ", "an ", "its ", "the ")
 # Kernel calls that say little by their names.
-_KERNEL_WORDS = {"futex": "futex(): for a lock, an event or a thread"}
+_KERNEL_WORDS = {"futex": marked("futex(): for a lock, an event or a thread")}
 STOPPED = {
     "T": marked("is stopped (SIGSTOP or Ctrl-Z)"),
     "t": marked("is held by a debugger"),
