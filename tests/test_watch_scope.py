@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -56,6 +57,50 @@ def test_a_teachers_server_is_of_the_job_that_is_connected_to_it(
             for pid in procfs.below([one.pid], procfs.table()):
                 subprocess.run(["kill", "-9", str(pid)], check=False)
             one.wait()
+
+
+def test_who_comes_goes_and_only_then_becomes_the_jobs_is_seen_at_once() -> None:
+    reads, sleeps = ("sh", "-c", "read x; sleep 100 & wait"), ("sleep", "100")
+    with subprocess.Popen(reads, stdin=subprocess.PIPE) as job:
+        other = subprocess.Popen(sleeps)
+        try:
+            seeds, now = [job.pid], time.monotonic()
+            job_scope = Scope(lambda _: seeds)
+            assert set(job_scope.find(now)) == {job.pid}
+            assert job.stdin is not None
+            job.stdin.write(b"go\n")
+            job.stdin.flush()
+            until(lambda: len(job_scope.find(now)) == 2, "its child is not seen")
+            seeds.append(other.pid)
+            assert other.pid in job_scope.find(now)
+            other.kill()
+            until(lambda: other.pid not in job_scope.find(now), "its end is not seen")
+        finally:
+            for pid in procfs.below([job.pid, other.pid], procfs.table()):
+                subprocess.run(["kill", "-9", str(pid)], check=False)
+            other.wait()
+
+
+def test_what_is_not_the_jobs_is_not_read_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with subprocess.Popen(["sleep", "100"]) as job:
+        job_scope, now = Scope(lambda _: [job.pid]), time.monotonic()
+        job_scope.find(now)
+        read: list[int] = []
+        stat = procfs.stat
+
+        def noted(pid: int) -> procfs.Stat | None:
+            read.append(pid)
+            return stat(pid)
+
+        monkeypatch.setattr(procfs, "stat", noted)
+        job_scope.find(now + 1)
+        assert job.pid in read
+        assert os.getpid() not in read
+        job_scope.find(now + 11)
+        assert os.getpid() in read
+        job.kill()
 
 
 def test_of_rays_logs_those_are_followed_that_tell_a_person_something(

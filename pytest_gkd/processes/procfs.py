@@ -11,8 +11,9 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from pytest_gkd import sanitize
@@ -131,10 +132,15 @@ def pids() -> set[int]:
     return {int(name) for name in names if name.isdigit()}
 
 
-def table(*, dead: bool = False) -> dict[int, Stat]:
-    """Every visible process, by pid; zombies only with ``dead``."""
+def table(
+    *, dead: bool = False, known: Mapping[int, Stat] = MappingProxyType({})
+) -> dict[int, Stat]:
+    """Every visible process, by pid; zombies only with ``dead``.
+
+    Of those that are there and ``known``, nothing is read anew.
+    """
     # psutil's own walk stops at the first hidden process (proc(5), hidepid=1).
-    found = (stat(pid) for pid in pids())
+    found = (known.get(pid) or stat(pid) for pid in pids())
     return {s.pid: s for s in found if s and (dead or s.state not in DEAD)}
 
 

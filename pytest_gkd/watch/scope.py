@@ -22,6 +22,9 @@ from pytest_gkd.watch import process_facts
 
 # How often the open files and connections of all processes are looked through.
 PEERS_EVERY_S = 30.0
+# Processes that are not the job's are read so often: a large host has thousands, mostly
+# the kernel's.
+OTHERS_EVERY_S = 10.0
 MOST_ROUNDS = 3
 # A cluster's processes name its session; workers and drivers write to its logs.
 _SESSION = re.compile(r"(/\S+?/session_[\w.-]+)/")
@@ -62,10 +65,14 @@ class Scope:
     unseen: tuple[str, ...] = ()
     _peers: dict[int, int] = field(default_factory=dict)  # pid to start
     _peers_at: float = float("-inf")
+    _others: dict[int, Stat] = field(default_factory=dict)
+    _others_at: float = float("-inf")
 
     def find(self, now: float, *, closely: bool = False) -> dict[int, Stat]:
         """The job's processes now, by pid."""
-        table = procfs.table()
+        if closely or now >= self._others_at + OTHERS_EVERY_S:
+            self._others_at, self._others = now, {}
+        table = procfs.table(known=self._others)
         mine = self._owned(self.seeds(table), table)
         asks = mine and (closely or now >= self._peers_at + PEERS_EVERY_S)
         served = self._served_by(table)
@@ -76,7 +83,9 @@ class Scope:
             if len(self._peers) == known:
                 break
             served = self._served_by(table)
-        return {pid: table[pid] for pid in mine | served}
+        ours = mine | served
+        self._others = {pid: one for pid, one in table.items() if pid not in ours}
+        return {pid: table[pid] for pid in ours}
 
     def _served_by(self, table: dict[int, Stat]) -> set[int]:
         """The peers that are known and alive, with what is theirs."""
