@@ -298,3 +298,12 @@ def test_a_file_of_a_data_library_is_no_engines() -> None:
     core = '  File "/opt/site-packages/{}/core.py", line 3, in __init__'
     assert phase_of(START, core.format("pyarrow/parquet"), "OSError: no") == ""
     assert phase_of(START, core.format("vllm/v1/engine"), "OSError: no") != ""
+
+
+def test_failing_all_else_a_functions_name_tells_and_then_its_file() -> None:
+    lines = [START, frame("next_completions", "loop.py")]
+    assert phase_of(*lines, "ValueError: no") == "generation"
+    library = frame("_f", "site-packages/transformers/tokenization_utils_fast.py")
+    own = frame("finish", "sampling.py")
+    assert phase_of(START, own, library, "ValueError: no") == "generation"
+    assert phase_of(START, library, "ValueError: no") == "data"

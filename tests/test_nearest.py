@@ -25,6 +25,12 @@ def test_the_nearest_cause_shares_the_rarest_words(line: str, cause: str) -> Non
     assert cause in nearest([line], CATALOGUE)
 
 
+def test_a_cause_that_occurs_in_the_phase_counts_more() -> None:
+    line = ["TypeError: argument 'target' (position 2) must be Tensor, not NoneType"]
+    assert not nearest(line, CATALOGUE)[0].startswith("teacher.")
+    assert nearest(line, CATALOGUE, "teacher")[0].startswith("teacher.")
+
+
 @pytest.mark.parametrize(
     "line", ["", "the moon is full", "\x1b]0;\x07" * 9, "a" * 10**6]
 )

@@ -108,7 +108,11 @@ def phase_of(chain: Chain, last: str = "") -> str:
     if created:
         return "actor-init"
     return (
-        role or _by_file(chain) or _of_engine(chain, begun=begun) or _of_module(chain)
+        role
+        or _by_loose_name(chain)
+        or _by_file(chain)
+        or _of_engine(chain, begun=begun)
+        or _of_module(chain)
     )
 
 
@@ -296,12 +300,24 @@ def _role_of(chain: Chain) -> tuple[str, str]:
     return "", ""
 
 
+def _by_loose_name(chain: Chain) -> str:
+    """What the names of the program's own functions mention, without a verb."""
+    names = (
+        _name(frame)
+        for one in chain
+        for frame in reversed(one.frames)
+        if not _LIBRARY.search(frame.file) and not is_general(frame)
+    )
+    return _first(phase_words.of_file(name) for name in names if name != "forward")
+
+
 def _by_file(chain: Chain) -> str:
-    """What the names of the program's own files imply."""
-    files = (
-        PurePosixPath(frame.file).stem
+    """What the names of the program's own files imply, else those of libraries."""
+    files = [
+        frame.file
         for one in chain
         for frame in reversed(one.frames)
         if frame.function != "<module>" and not is_general(frame)
-    )
-    return _first(map(phase_words.of_file, files))
+    ]
+    files.sort(key=lambda file: _LIBRARY.search(file) is not None)
+    return _first(phase_words.of_file(PurePosixPath(file).stem) for file in files)

@@ -71,7 +71,8 @@ CAUSED_IN: dict[str, str] = {
 STEP = Pattern(
     rb"\bstep:\d+ - |\{'loss': |\{'train_loss|'reward': -?\d"
     rb"|Training Progress: +\d+%\|.{0,80}\| [1-9]\d*/"
-    rb"|\b(?:iteration|[Ss]tep|global_step|iter|[Ee]poch)[ =:]+\d+[^\r\n]{0,300}[Ll]oss"
+    rb"|\b(?:iteration|[Ss]tep|global_step|iter|[Ee]poch|[Bb]atch|[Uu]pdate|[Rr]ound)"
+    rb"[ =:]+\d+[^\r\n]{0,300}[Ll]oss"
     rb"|\| [1-9]\d*/\d+ \[[^\]\r\n]{0,80}loss=|\bstep=\d+, skipped="
     rb"|INFO: update actor done"
 )
@@ -326,6 +327,11 @@ def starts_after(text: bytes, at: int) -> bool:
 def raised_in(function: str) -> str:
     """The phase of a traceback's function, ``file.py:name``; empty if unknown."""
     return _RAISED_IN.get(function) or _RAISED_IN.get(function.partition(":")[2], "")
+
+
+def phases_of(cause: str) -> set[str]:
+    """The phase in which a cause or its family occurs; empty if in any."""
+    return {CAUSED_IN[c] for c in (cause, cause.partition(".")[0]) if c in CAUSED_IN}
 
 
 def caused_in(cause: str, last: str) -> str:

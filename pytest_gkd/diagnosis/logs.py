@@ -280,7 +280,7 @@ def _unknown(
 ) -> LogReport:
     telling = _telling(logs)
     broad = [one.cause for one in found if not one.weak]
-    alike = nearest((line.text for line in telling[:3]), catalogue)
+    alike = nearest((line.text for line in telling[:3]), catalogue, phase)
     guesses = [*dict.fromkeys([*broad, *alike])][:MAX_CAUSES]
     return LogReport(
         "unknown", phase, last=last, telling=telling, nearest=tuple(guesses)

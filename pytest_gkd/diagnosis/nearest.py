@@ -12,17 +12,25 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.catalogue import Catalogue, Rule
 
 K1, B = 1.2, 0.75
 # One common word is no resemblance, nor are words that every fourth cause uses.
 LEAST_WORDS, COMMON = 2, 4
+# How much more a cause counts that occurs in the phase of the failure.
+IN_PHASE = 2
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]{2,}")
 
 
-def nearest(lines: Iterable[str], catalogue: Catalogue, most: int = 3) -> list[str]:
-    """The causes that the lines resemble, nearest first; distant ones left out."""
+def nearest(
+    lines: Iterable[str], catalogue: Catalogue, phase: str = "", most: int = 3
+) -> list[str]:
+    """The causes that the lines resemble, nearest first; distant ones left out.
+
+    ``phase`` is that of the failure, as far as it is known.
+    """
     documents = {rule.id: _words(_text(rule)) for rule in catalogue.values()}
     asked = set(_words(" ".join(lines)))
     holding = Counter(word for words in documents.values() for word in words)
@@ -42,6 +50,7 @@ def nearest(lines: Iterable[str], catalogue: Catalogue, most: int = 3) -> list[s
                 / (words[word] + length)
                 for word in shared
             )
+            scores[cause] *= IN_PHASE if phase in log_phases.phases_of(cause) else 1
     return sorted(scores, key=scores.__getitem__, reverse=True)[:most]
 
 
