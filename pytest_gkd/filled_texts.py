@@ -23,8 +23,8 @@ MOST_KEPT = 1_000
 BRACKETS = (" (", ")")
 BRACKET = re.compile(r"[()]")
 STOPS = re.compile(r"[;:,] ")
-# What is no name, path or number, and none of a list.
-PROSE = re.compile(r"(?<![\w./'-])(?<!, )[a-z]{2,}(?![\w/=',(-]|\.\w)")
+# What is no name, path, place or number, and none of a list.
+PROSE = re.compile(r"(?<![\w./'<-])(?<!, )[a-z]{2,}(?![\w/=',(-]|\.\w|:\d| \(pid )")
 # A path, a name or a process, about which the next text says something.
 SUBJECT = re.compile(
     r"(?:^|: )(?:[^\s:]*[/._=\d'][^\s:]*(?: row \d+)?|(?:ranks?|pid) \d[\d, and-]*"
@@ -285,13 +285,15 @@ class _Search:
         yield from self._bracketed(text)
 
     def _bracketed(self, text: str) -> Iterator[_Reading]:
-        """The text as one of which a known one in brackets at its end tells more."""
+        """The text as one of which another in brackets at its end tells more; one of
+        both is known."""
         start = text.find(" (") if text.endswith(")") else -1
         while start >= 0:
             inner = text[start + 2 : -1]
             if _is_closed(inner):
                 told = self.best(inner)
-                if told.known > told.unknown:
+                is_place = text[:start] in self._texts and not told.unknown
+                if is_place or told.known > told.unknown:
                     opened, closed = (_Reading(one, 1) for one in self._brackets)
                     yield self.best(text[:start]) + opened + told + closed
                 return

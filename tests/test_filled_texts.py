@@ -279,6 +279,7 @@ stuck for 3:00 in training-step (likely)
   cause a rank did not enter the collective [comm.collective-timeout]
   more  gkd explain comm.collective-timeout
   2.    perhaps every rank stands in synchronize [cuda.xid]
+        On each node with an engine (no line: it is gone): ray list X (fill in X)
 the machine slept for 0:42
 my own words"""
 
@@ -286,7 +287,7 @@ my own words"""
 def test_what_the_watcher_says_is_translated_with_its_labels(chinese: None) -> None:
     lines = own_lines(WATCHED).splitlines()
     assert all(line.startswith("gkd: ") for line in lines)
-    assert lines[0].startswith("gkd: 卡住 已 3:00，阶段 training-step")
+    assert lines[0].startswith("gkd: 卡住已 3:00，阶段 training-step")
     assert lines[1].startswith(
         "gkd:   证据  rank 1 被信号停住（SIGSTOP）；kill -CONT 4711"
     )
@@ -294,7 +295,9 @@ def test_what_the_watcher_says_is_translated_with_its_labels(chinese: None) -> N
     assert re.search(r"原因 .*\[comm.collective-timeout\]", lines[3])
     assert lines[4] == "gkd:   更多  gkd explain comm.collective-timeout"
     assert lines[5].startswith("gkd:   2. ")
-    assert lines[6:] == ["gkd: 机器休眠了 0:42", "gkd: my own words"]
+    assert lines[6].startswith("gkd:         在每个有引擎的节点上")
+    assert lines[6].endswith("：ray list X（请填写 X）")
+    assert lines[7:] == ["gkd: 机器休眠了 0:42", "gkd: my own words"]
     progress = Progress(phase="rollout", phase_at=0.0, step=3, total=9)
     told = status_line.parts(Verdict(AT_WORK), progress, Usual(), None, 0.0, 42.0)
     assert told == ["rollout 0:42", "第 3/9 步"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from page_checks import assert_accessible
 
+from pytest_gkd import language
 from pytest_gkd.__main__ import main
 from pytest_gkd.diagnosis.stack_dump import MAIN, Frame, Thread
 from pytest_gkd.files import write_json
@@ -76,6 +77,37 @@ def test_the_rank_that_the_others_wait_for_is_marked_everywhere(tmp_path: Path) 
     tree = text.partition('<ul class="tree">')[2].partition("</ul></li></ul>")[0]
     assert tree.count("<li>") == 9
     assert tree.index("torchrun") < tree.index("<ul>") < tree.index("rank 0 waits")
+
+
+def test_a_standstill_is_told_in_chinese_to_those_who_ask(tmp_path: Path) -> None:
+    language.use("zh")
+    suspect = {
+        "cause": "comm.mismatch",
+        "observation": "two ranks stand in different collectives, such as all_reduce "
+        "here and all_gather there: they took different branches",
+        "where": "On each node, for each rank of the trainer",
+        "command": "py-spy dump --pid PID (fill in PID)",
+    }
+    processes = [
+        {
+            "pid": 1,
+            "state": "S",
+            "does": "rank 1 (pid 7) waits for an event (f, a.py:4)",
+        }
+    ]
+    text = kept(tmp_path, eight(), suspects=[suspect], processes=processes)
+    for told in (
+        '<h1><span class="failed">卡住已 31 s，阶段 checkpoint</span></h1>',
+        '<p class="soft">8 个进程用了 0.1 s 的 CPU（10 s 内），而所有调用栈',
+        "<strong>请看这里：</strong> ranks 0-6 在 all_reduce 中等待 rank 7，它处于",
+        "<li>可能是：两个 rank 停在不同的集合通信里",
+        "[comm.mismatch]；在每个节点上，对训练端的每个 rank：py-spy dump",
+        "--pid PID（请填写 PID）",
+        "rank 1（pid 7）在等一个事件（f, a.py:4）",
+        "状态 S，CPU 用时 0.0 s，0 MiB",
+        "<h4>rank，MainThread：8 个进程</h4>",
+    ):
+        assert told in text, told
 
 
 def test_of_two_ranks_the_one_that_is_waited_for_is_marked(tmp_path: Path) -> None:

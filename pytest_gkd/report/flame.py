@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_gkd import sanitize
-from pytest_gkd.language import marked
+from pytest_gkd.language import marked, tr
 
 # What a page can hold: boxes, and lines of all of them.
 MOST_BOXES = 600
@@ -61,8 +61,10 @@ def graphs(
     found = []
     for group in tree.get("groups") or ():
         many = len(group["members"])
-        title = f"{group['kind']}, {group['thread']}: {many} process"
-        title = _text(title + "es" * (many > 1))
+        told = tr("{kind}, {thread}: {number} processes")
+        told = tr("{kind}, {thread}: {number} process") if many == 1 else told
+        about = {name: group[name] for name in ("kind", "thread")}
+        title = _text(told.format(number=many, **about))
         ranks = all(one["rank"] is not None for one in group["members"])
         named = "" if many == 1 else "rank" if ranks else "process"
         boxes = [

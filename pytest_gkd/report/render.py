@@ -343,10 +343,7 @@ def _suspects(report: LogReport) -> Iterator[str]:
         )
         if one.command:
             # A command must stay on one line to be copied.
-            command, asks, blanks = one.command.rpartition(" (fill in ")
-            names = blanks.removesuffix(")").replace(" and ", tr(" and "))
-            told = tr(" (fill in {blanks})").format(blanks=names) if asks else blanks
-            yield f"           {command}{told}"
+            yield f"           {translated.command(one.command)}"
 
 
 def _numbers_noted(report: LogReport) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
+from pytest_gkd.diagnosis import translated
 from pytest_gkd.language import tr, tr_filled
 from pytest_gkd.report import flame, templates
 from pytest_gkd.report.page_texts import Files, cut, diagnosis
@@ -33,17 +34,21 @@ def html(told: Mapping[str, Any], folder: Path) -> str:
     """The page of a standstill, as ``read`` has it, kept in ``folder``."""
     causes = [diagnosis(one) for one in told.get("causes") or ()]
     fixes = causes[0]["advice"] if causes else []
-    sure = "" if told.get("confidence") == "certain" else " (likely)"
+    stood = tr("{word} for {time} in {phase}").format(
+        word=tr(str(told.get("verdict"))),
+        time=f"{told['since_s']:.0f} s",
+        phase=told.get("phase") or tr("an unknown phase"),
+    )
+    sure = "" if told.get("confidence") == "certain" else f" ({tr('likely')})"
     odd = [str(pid) for pid in told.get("odd_pids") or ()]
     names = sorted(path.name for path in (folder / "stacks").glob("*.txt"))
     names.sort(key=lambda name: name.removesuffix(".txt") not in odd)
     page = {
-        "verdict": f"{told.get('verdict')} for {told['since_s']:.0f} s in "
-        f"{told.get('phase') or 'an unknown phase'}{sure}",
+        "verdict": f"{stood}{sure}",
         "mark": "failed",
-        "when": cut("; ".join(map(str, told.get("why") or ()))),
+        "when": cut(tr("; ").join(_texts(told.get("why")))),
         "label": tr("First:") if fixes else tr("Look here:"),
-        "first": cut(str([*fixes, *told["waits"], ""][0])),
+        "first": cut([*fixes, *_texts(told["waits"]), ""][0]),
         "causes": causes,
         "standstill": parts(told, folder),
         "files": [
@@ -61,7 +66,8 @@ def parts(told: Mapping[str, Any], folder: Path) -> dict[str, Any]:
         graphs, is_whole = flame.graphs(_json(folder / TREE), odd)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         graphs, is_whole = [], True
-        problems.append(f"{TREE} cannot be drawn: {type(error).__name__}; see tree.txt")
+        cannot = tr("{file} cannot be drawn: {why}; see tree.txt")
+        problems.append(cannot.format(file=TREE, why=type(error).__name__))
     return {
         "why": _texts(told.get("why")),
         "waits": _texts(told.get("waits")),
@@ -90,9 +96,12 @@ def _texts(lines: Any) -> list[str]:
 
 
 def _suspect(one: Mapping[str, Any]) -> str:
-    sure = "" if one.get("seen") else "perhaps "
-    check = f"; {one.get('where')}: {one['command']}" if one.get("command") else ""
-    return cut(f"{sure}{one.get('observation')} [{one.get('cause')}]{check}")
+    sure = "" if one.get("seen") else tr("perhaps ")
+    check = ""
+    if one.get("command"):
+        command = translated.command(str(one["command"]))
+        check = f"{tr('; ')}{tr(str(one.get('where')))}{tr(': ')}{command}"
+    return cut(f"{sure}{tr(str(one.get('observation')))} [{one.get('cause')}]{check}")
 
 
 def _doing(told: Mapping[str, Any], name: str) -> str:
@@ -100,7 +109,12 @@ def _doing(told: Mapping[str, Any], name: str) -> str:
     pid = Path(name).stem
     said = (one for one in told.get("processes") or () if str(one.get("pid")) == pid)
     does = next((one.get("does") for one in said), None)
-    return f": {cut(str(does), DOES_CHARS)}" if does else ""
+    return tr(": ") + cut(tr_filled(str(does)), DOES_CHARS) if does else ""
+
+
+def _does(one: Mapping[str, Any]) -> str:
+    does = one.get("does")
+    return tr_filled(str(does)) if does else str(one.get("command"))
 
 
 def _tree(
@@ -109,10 +123,13 @@ def _tree(
     """The processes below one another, those without a parent here on top."""
     shown: dict[Any, dict[str, Any]] = {
         one["pid"]: {
-            "does": cut(str(one.get("does") or one.get("command")), DOES_CHARS),
+            "does": cut(_does(one), DOES_CHARS),
             "is_odd": one["pid"] in odd,
-            "use": f"state {one.get('state')}, {one.get('cpu_s', 0):.1f} s of CPU, "
-            f"{one.get('rss_bytes', 0) / MIB:.0f} MiB",
+            "use": tr("state {state}, {seconds} s of CPU, {size} MiB").format(
+                state=one.get("state"),
+                seconds=f"{one.get('cpu_s', 0):.1f}",
+                size=f"{one.get('rss_bytes', 0) / MIB:.0f}",
+            ),
             "below": [],
         }
         for one in processes[:MOST_PROCESSES]

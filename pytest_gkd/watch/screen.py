@@ -175,6 +175,15 @@ def own_lines(text: str) -> str:
     return "".join(f"gkd: {translated_line(line)}\n" for line in lines)
 
 
+def _where(line: str) -> tuple[str, str]:
+    """Where a command is to be run, as a text of the catalogue, and the command."""
+    for found in re.finditer(": ", line if line.startswith("        ") else ""):
+        where = line[8 : found.start()]
+        if tr(where) != where:
+            return where, line[found.end() :]
+    return "", ""
+
+
 def translated_line(line: str) -> str:
     """A line of the watcher in the user's language, its label and verdict, too."""
     if current() == ENGLISH:
@@ -185,6 +194,9 @@ def translated_line(line: str) -> str:
             said, cause = caused.groups()
             said = f"{translated.title(cause, said)} [{cause}]"
         return f"  {padded(tr(label), 5)} {tr_filled(said)}"
+    where, command = _where(line)
+    if where:
+        return f"        {tr(where)}{tr(': ')}{translated.command(command)}"
     sure = f" ({tr('likely')})"
     if stood := _STOOD.fullmatch(line):
         word, time, phase, likely = stood.groups()
