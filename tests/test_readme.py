@@ -54,6 +54,16 @@ def test_the_table_of_stages_is_that_of_the_specs() -> None:
     ]
 
 
+def test_the_chinese_one_has_every_command_and_link_of_the_english_one() -> None:
+    def named(text: str) -> set[str]:
+        text = text.replace("gkd --lang=zh ", "gkd ").replace(
+            "quick-card.zh", "quick-card"
+        )
+        return {*re.findall(r"`((?:gkd|pytest) .*?)`|\]\((\S+)\)", text)}
+
+    assert named(README) - {("", "README.zh.md")} <= named(CHINESE)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_is_told(layout: str) -> None:
     assert f"\n| {layout} |" in RUNNING
