@@ -59,7 +59,7 @@ def test_the_chinese_one_has_every_command_and_link_of_the_english_one() -> None
         text = text.replace("gkd --lang=zh ", "gkd ").replace(
             "quick-card.zh", "quick-card"
         )
-        return {*re.findall(r"`((?:gkd|pytest) .*?)`|\]\((\S+)\)", text)}
+        return {*re.findall(r"`((?:gkd|pytest) .*?)`|\]\(([^)\s]+)\)", text)}
 
     assert named(README) - {("", "README.zh.md")} <= named(CHINESE)
 
