@@ -18,6 +18,8 @@ LOGS = [
 ]
 # What these say tells no more than it does, or is not read.
 MISSED = {
+    "few-words-before-anything",
+    "few-words-stops-in-second-epoch",
     "ipc-attaches",
     "own-sampler-gets-a-wrong-shape",
     "own-stops-after-rollouts",

@@ -20,6 +20,9 @@ _ROLES = (
 )
 # Processes of an engine, which start and then answer requests.
 _ENGINE = re.compile(r"vllm|sglang|EngineCore|LLMRayActor", re.IGNORECASE)
+_OF_ENGINE = re.compile(
+    r"/sglang/srt/(?!entrypoints)|/vllm/v1/(?:engine|worker|executor)/"
+)
 _ANSWERS = re.compile(
     r"generate|request|validate|execute_model|sampl|schedul|event_loop|_step$|^step"
 )
@@ -35,7 +38,7 @@ _TEACHER = re.compile(
 # An assignment that calls nothing: of an index, a list or the like.
 _TAKES_APART = re.compile(r" = (?:\[\w+\[|[\w.]+\[[^(]*$)")
 # What the trainer asks of both its own model and a teacher.
-_LOG_PROBS = re.compile(r"log_?probs?", re.IGNORECASE)
+_LOG_PROBS = re.compile(r"log_?probs?|logps?", re.IGNORECASE)
 # Libraries and frameworks, also where they run from their sources or a model's folder.
 _LIBRARY = re.compile(
     r"/(?:(?:site|dist)-packages|transformers_modules|pytest_gkd|verl|trl|swift|slime"
@@ -75,6 +78,7 @@ _GENERAL = re.compile(
     r"|(?:^|/(?:site|dist)-packages/)(?:torch|ray|hydra|omegaconf|pydantic|numpy|importlib\w*"
     r"|urllib3|requests|httpx|httpcore|aiohttp|anyio|uvloop|click|typer|fire|absl|jinja2"
     r"|pandas|pyarrow|safetensors|huggingface_hub|vllm|sglang)/|\.(?:pyx|pxi)$"
+    r"|/sglang/srt/|/vllm/(?:v1|engine|entrypoints|executor|worker)/"
 )
 
 
@@ -268,9 +272,13 @@ def _first(phases: Iterable[str]) -> str:
 
 def _of_engine(chain: Chain, *, begun: bool) -> str:
     """What an engine's process was at: answering, or its start."""
-    if not any(_ENGINE.search(one.process) for one in chain):
+    every = [frame for one in chain for frame in one.frames]
+    if not (
+        any(_ENGINE.search(one.process) for one in chain)
+        or any(_OF_ENGINE.search(frame.file) for frame in every)
+    ):
         return ""
-    names = [_name(frame) for one in chain for frame in one.frames]
+    names = [*map(_name, every)]
     return "generation" if begun or any(map(_ANSWERS.search, names)) else "rollout-init"
 
 

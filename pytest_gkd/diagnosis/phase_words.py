@@ -55,6 +55,7 @@ _OPEN = Pattern(
     rb"\b(?:wait\w*|until|till|to be|to become|to come|start(?:ing|s)?|begin\w*"
     rb"|(?:setting|warming|bringing|spinning) up)\b"
 )
+_WAITS = Pattern(rb"(?i)\bwait(?:ing|s)? (?:for|on)\b")
 _PART = Pattern(
     rb"(?P<of>\b(?:step|epoch|iteration|iter|round) )?"
     rb"\b(?P<done>\d{1,9}) ?(?:/|of) ?(?P<all>\d{1,9})\b"
@@ -151,7 +152,11 @@ def of_line(line: bytes, *, begun: bool, repeats: bool = False) -> Told | None:
         return None
     is_bar = _BAR.search(words) is not None
     loose, tries = begun or repeats or is_bar, _TRIES.search(words) is not None
-    for clause in reversed(_cut(_VALUE.sub(b" ", words))):
+    words = _VALUE.sub(b" ", words)
+    clauses = _cut(words)
+    if _WAITS.search(words):
+        clauses.append(_plain(words))  # what it waits for may be in parentheses
+    for clause in reversed(clauses):
         if _NOT.search(clause) and not tries:
             continue
         named = not is_bar and _METRIC.search(clause)
