@@ -416,6 +416,20 @@ def test_the_ini_gives_the_language_and_an_error_names_it(tmp_path: Path) -> Non
     assert "gkd_lang in pytest.ini: 'fr' is not one of en, zh" in done.stderr
 
 
+def test_a_log_and_its_page_have_no_english_between_the_chinese(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    steps = (f"step {n}/9 loss: {'nan' if n > 4 else n}\n" for n in range(9))
+    Path("a.log").write_text("".join(steps))
+    main(["--lang=zh", "diagnose", "--plot", "a.log"])
+    assert "  loss  0 到 4，第 8 步为 nan\n" in capsys.readouterr().out
+    main(["--lang=zh", "report", "--html", "a.log"])
+    assert '<p class="soft">失败；阶段' in Path("report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -427,6 +441,12 @@ def test_the_ini_gives_the_language_and_an_error_names_it(tmp_path: Path) -> Non
         ("check bad.yaml", "gkd: bad.yaml 不是有效的 YAML：did not find expected"),
         ("check bad", "之一的命令；其中没有任何命令\n"),
         ("rules check wrong.toml", "\nwrong.toml：缺少 why\n"),
+        ("check run.sh", "（收录的最新版本，因为没有安装），启动于第 1 行\n"),
+        (
+            "check run.sh",
+            "\n  rollout_engine                  必须给出" + 26 * " " + "默认值",
+        ),
+        ("debug-config bad", "之一的命令；其中没有任何命令\n"),
     ],
 )
 def test_what_is_refused_is_told_in_chinese(
@@ -439,6 +459,7 @@ def test_what_is_refused_is_told_in_chinese(
     monkeypatch.chdir(tmp_path)
     Path("bad").write_text("a=[\n")
     Path("bad.yaml").write_text("a: [1\nb: {")
+    Path("run.sh").write_text("python3 -m verl.trainer.main_ppo\n")
     Path("wrong.toml").write_text("id = 'own.x'\n")
     assert main(["--lang=zh", *words.split()])
     assert told in "".join(capsys.readouterr())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
+from pytest_gkd.columns import padded
 from pytest_gkd.job import (
     documents,
     environment,
@@ -478,7 +479,7 @@ def text(checked: Checked) -> str:
     """For people: what was understood, then what is wrong."""
     one = sanitize.line
     by, number = tr_filled(checked.release_by), tr_filled(checked.release)
-    release = f"{checked.framework} {number} ({by})"
+    release = f"{checked.framework} {number}{tr(' ({condition})').format(condition=by)}"
     lines = ", ".join(str(line) for line in checked.lines if line)
     elsewhere = checked.started_in not in ("", checked.script)
     where = f"line {lines}"
@@ -493,7 +494,7 @@ def text(checked: Checked) -> str:
         said = "?" if value.source == "undetermined" else one(_shown(value.value))
         place = _place(checked, value.file, value.line)
         origin = one(_origin(place or value.expression or value.source))
-        told.append(f"  {name:{width}}  {said:32}  {origin}")
+        told.append(f"  {name:{width}}  {padded(said, 32)}  {origin}")
         others = map(tr_filled, value.alternatives)
         told += [f"  {'':{width}}    {one(other)}" for other in others]
     told += fitting.lines(checked.memory, one(checked.no_memory_plan))

@@ -36,7 +36,7 @@ def html(report: LogReport, names: Sequence[str]) -> str:
         "mark": MARKS.get(report.verdict, ""),
         "when": cut(
             tr("{verdict}; phase {phase}; {files}").format(
-                verdict=report.verdict, phase=report.phase, files=", ".join(names)
+                verdict=tr(report.verdict), phase=report.phase, files=", ".join(names)
             )
         ),
         "first": next(iter(causes[0]["advice"]), "") if causes else "",

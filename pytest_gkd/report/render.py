@@ -457,7 +457,7 @@ def plot(report: LogReport) -> str:
         blocks = _blocks(one.values, low, high)
         extent = tr("{low} to {high}") if finite else tr("never a number")
         extent = extent.format(low=f"{low:.4g}", high=f"{high:.4g}")
-        lines.append(f"  {blocks}  {name}  {extent}, {last}")
+        lines.append(f"  {blocks}  {name}  {extent}{tr(', ')}{last}")
     return "\n".join(lines) or tr("  no metrics of several steps were found")
 
 
