@@ -273,7 +273,8 @@ class _Search:
             if joint[0] == " " and (before.endswith(".") or SUBJECT.search(before)):
                 for one in self._whole(after):
                     told = self.best(before)
-                    wide = WIDE.match(told.text[-1:]) and WIDE.match(one.text)
+                    wide = bool(WIDE.match(told.text[-1:]) and WIDE.match(one.text))
+                    wide = wide or one.text.startswith(self._brackets[0])
                     blank = "" if wide or before.endswith(".") else " "
                     yield told + _Reading(blank) + one
                 if before.endswith("."):

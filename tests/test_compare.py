@@ -126,13 +126,13 @@ def test_the_comparison_is_told_in_chinese() -> None:
     text = compare.text(found)
     of_several = compare.text(compare.compare(after, [made("passed", 3.0)] * 3))
     head = of_several.partition("\n")[0]
-    assert head.startswith("r 与 旁边保留的 3 次运行 比较")
+    assert head.startswith("r（对照：旁边保留的 3 次运行）")
     assert not re.search("[a-z]{2}", head)
     assert text.splitlines() == [
-        "r 与 r 比较",
-        "  变差 nccl: 通过 -> 失败",
-        "  变差 vllm 秒数: 3 -> 9（3 倍）",
-        "  版本 torch: 无 -> 2.14.0",
+        "r（对照：r）",
+        "  变差 nccl：通过 -> 失败",
+        "  变差 vllm 秒数：3 -> 9（3 倍）",
+        "  版本 torch：无 -> 2.14.0",
     ]
     assert found.to_json()["changes"][1]["what"] == "seconds"
 

@@ -472,6 +472,11 @@ def test_what_is_refused_is_told_in_chinese(
         ("kl: from 0 to 1 of the responses are cut off", "kl：从 0 到 1 的回答被截断"),
         ("own.toml: why is missing", "own.toml：缺少 why"),
         ("d: holds no log: no file ends in .log, .out or .err; name one", "没有日志"),
+        ("rank 1 (pid 9) is in <module> (a:8), poll()", "处于 <module> (a:8), poll()"),
+        (
+            "rank 1 (pid 8) waits for an event (f, a.py:4)",
+            "rank 1（pid 8）在等一个事件（f",
+        ),
         ("could not remove all of /tmp/x: it is busy", "没能全部删除 /tmp/x"),
         ("no key 'a'; did you mean 'b' or 'c'?", "；是不是想写 'b' 或 'c'？"),
     ],

@@ -216,7 +216,8 @@ def told(change: Change) -> str:
     factor = tr(" ({number} times)").format(number=ratio) if ratio else ""
     mark = tr("WORSE ") if change.worse else ""
     what = f"{tr(change.where)} {tr(change.what)}".strip()
-    return f"{mark}{what}: {_shown(change.before)} -> {_shown(change.after)}{factor}"
+    values = f"{_shown(change.before)} -> {_shown(change.after)}"
+    return f"{mark}{what}{tr(': ')}{values}{factor}"
 
 
 def _shown(value: Any) -> str:

@@ -104,8 +104,8 @@ def _when(data: Mapping[str, Any]) -> str:
     injected = data.get("injected")
     if isinstance(injected, dict):
         fault = tr("this fault was injected: {fault}")
-        told = f"{told}; {fault.format(fault=injected.get('fault'))}"
-    return cut(f"{times}; {where}; {told}")
+        told += tr("; ") + fault.format(fault=injected.get("fault"))
+    return cut(tr("; ").join((times, where, told)))
 
 
 def _first(failed: Sequence[Mapping[str, Any]]) -> str:

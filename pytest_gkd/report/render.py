@@ -338,7 +338,7 @@ def _suspects(report: LogReport) -> Iterator[str]:
     for number, one in enumerate(report.suspicion.suspects[:shown], 1):
         yield from wrapped(
             _label("" if number > 1 else tr("check")),
-            f"{number}. {one.cause}: {tr(one.observation)}"
+            f"{number}. {one.cause}{tr(': ')}{tr(one.observation)}"
             + tr(" ({condition})").format(condition=tr(one.where)),
         )
         if one.command:
