@@ -472,7 +472,7 @@ def test_what_is_refused_is_told_in_chinese(
         ("kl: from 0 to 1 of the responses are cut off", "kl：从 0 到 1 的回答被截断"),
         ("own.toml: why is missing", "own.toml：缺少 why"),
         ("d: holds no log: no file ends in .log, .out or .err; name one", "没有日志"),
-        ("rank 1 (pid 9) is in <module> (a:8), poll()", "处于 <module> (a:8), poll()"),
+        ("torchrun (pid 9) is in <module> (torchrun:8)", "处于 <module> (torchrun:8)"),
         (
             "rank 1 (pid 8) waits for an event (f, a.py:4)",
             "rank 1（pid 8）在等一个事件（f",
