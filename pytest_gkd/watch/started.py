@@ -281,10 +281,10 @@ class CommandWatch:
         # A traceback tells where it was raised, whether its cause is known or not.
         told = found.get("verdict") in ("failed", "unknown")
         phase = found["phase"] if told else progress.phase
-        where = f" in {phase}" if phase not in ("", "unknown") else ""
+        where = f" in phase {phase}" if phase not in ("", "unknown") else ""
         step = f", step {progress.step}" if progress.step is not None else ""
         spent = verdicts.span(spent_s)
-        how_far = f"{spent}{where}{step}"
+        how_far = f"{spent}{step}{where}"
         why = [f"exit code {code} after {how_far}"]
         if code < 0:
             why = [f"signal {signal.Signals(-code).name} after {how_far}"]
