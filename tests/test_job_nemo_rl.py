@@ -105,7 +105,7 @@ def test_yaml_is_read_as_omegaconf_reads_it(config: Path) -> None:
     """1e-6 is a number, and a key that stands twice is refused."""
     text = BASE.replace("cluster:", "  optimizer: {kwargs: {lr: 1e-6}}\ncluster:")
     assert checked(config, text).values["learning_rate"].value == 1e-6
-    with pytest.raises(CheckError, match="line 7: found duplicate key cluster"):
+    with pytest.raises(CheckError, match=r"found duplicate key cluster \(line 7\)"):
         checked(config, BASE + "cluster: {num_nodes: 2}\n")
 
 
