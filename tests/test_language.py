@@ -233,6 +233,14 @@ def test_a_stage_out_of_time_says_so_in_chinese(chinese: None) -> None:
     assert render.headline(made) == told
 
 
+def test_who_is_stuck_is_told_in_chinese(chinese: None) -> None:
+    own = "22 (the stage's own process): f (a.py:1) < g (a.py:9)"
+    (line,) = [
+        one for one in block(record(outcome=TIMEOUT, stuck=[own])) if "22" in one
+    ]
+    assert line == "  卡住   22（阶段自身的进程）：f (a.py:1) < g (a.py:9)"
+
+
 def test_results_stay_in_their_columns(chinese: None) -> None:
     passed = render.result_line(record(outcome=PASSED, message="x"))
     failed = render.result_line(record(outcome=TIMEOUT, message="x"))

@@ -141,7 +141,7 @@ def _failure(stage: Mapping[str, Any], folder: Path, files: Files) -> dict[str, 
         **_row(stage),
         "cause": diagnosis(found),
         "also": [cut(further(str(line))) for line in stage.get("also", ())],
-        "stuck": [cut(str(line)) for line in stage.get("stuck", ())],
+        "stuck": [cut(tr_filled(str(line))) for line in stage.get("stuck", ())],
         "standstill": _standstill(stage, folder),
         "files": list(files.ends([*stage.get("stacks", ()), *stage.get("output", ())])),
     }

@@ -226,7 +226,7 @@ def failure_block(
     if state:
         lines += _labelled(tr("state"), state)
     for text in record.stuck[:EVIDENCE_LINES]:
-        lines += _labelled(tr("stuck"), text)
+        lines += _labelled(tr("stuck"), tr_filled(text))
     if record.stacks:
         lines += _labelled(tr("stacks"), _files(record.stacks))
     if record.cleaned:
