@@ -235,10 +235,16 @@ def test_a_stage_out_of_time_says_so_in_chinese(chinese: None) -> None:
 
 def test_who_is_stuck_is_told_in_chinese(chinese: None) -> None:
     own = "22 (the stage's own process): f (a.py:1) < g (a.py:9)"
-    (line,) = [
-        one for one in block(record(outcome=TIMEOUT, stuck=[own])) if "22" in one
-    ]
-    assert line == "  卡住   22（阶段自身的进程）：f (a.py:1) < g (a.py:9)"
+    state = "stuck: its process used 0.00 s of CPU in 10.1 s and was in the same "
+    state += "place before and after"
+    lines = block(record(outcome=TIMEOUT, stuck=[own], state=state))
+    assert "  卡住   22（阶段自身的进程）：f (a.py:1) < g (a.py:9)" in lines
+    assert any(one.startswith("  状态   卡住：它的进程在") for one in lines)
+    stage = {"name": "s", "outcome": "timeout", "step": "my own step"}
+    stage |= {"message": "stuck while my own step"}
+    html = page.html(Report("x", {"stages": [stage], "settings": {}}), Path())
+    assert "卡住，当时正在：my own step" in html
+    assert "stuck while" not in html
 
 
 def test_results_stay_in_their_columns(chinese: None) -> None:

@@ -118,7 +118,7 @@ def _first(failed: Sequence[Mapping[str, Any]]) -> str:
 
 def _row(stage: Mapping[str, Any]) -> dict[str, str]:
     facts = stage.get("facts") or {}
-    told = stage.get("message") or facts.get("summary", "")
+    told = _said(stage) or facts.get("summary", "")
     if found := stage.get("diagnosis"):
         told = translated.title(found.get("cause", ""), str(told))
     told = tr_filled(str(told))
@@ -134,9 +134,20 @@ def _row(stage: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def _said(stage: Mapping[str, Any]) -> str:
+    """What it ended with; in the user's language if that names its step, whose own
+    words are in no catalogue."""
+    said, step = str(stage.get("message") or ""), str(stage.get("step") or "")
+    if not step or not said.endswith(f" while {step}"):
+        return said
+    ended = tr(tr_filled(said.removesuffix(f" while {step}")))
+    return ended + tr(" while {step}").format(step=tr_filled(step))
+
+
 def _failure(stage: Mapping[str, Any], folder: Path, files: Files) -> dict[str, Any]:
     found = dict(stage.get("diagnosis") or {"evidence": stage.get("telling")})
-    found["title"] = found.get("title") or stage.get("message")
+    if found.get("title") in (None, "", stage.get("message")):
+        found["title"] = _said(stage)
     return {
         **_row(stage),
         "cause": diagnosis(found),

@@ -221,7 +221,8 @@ def failure_block(
             lines += _labelled(tr("saw"), _place(line))
         why = tr("no cause in the catalogue matches what was seen")
         lines += _labelled(tr("why"), why)
-    parts = (tr_filled(record.state), slow_imports(record))
+    word, colon, used = tr_filled(record.state).partition(tr(": "))
+    parts = (tr(word) + colon + used, slow_imports(record))
     state = "; ".join(part for part in parts if part)
     if state:
         lines += _labelled(tr("state"), state)
