@@ -244,6 +244,7 @@ def test_who_is_stuck_is_told_in_chinese(chinese: None) -> None:
     stage |= {"message": "stuck while my own step"}
     html = page.html(Report("x", {"stages": [stage], "settings": {}}), Path())
     assert "卡住，当时正在：my own step" in html
+    assert '<h2>s：<span class="timeout">超时</span></h2>' in html
     assert "stuck while" not in html
 
 

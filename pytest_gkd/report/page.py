@@ -207,6 +207,7 @@ def _memory(
         at_s, most = max(points, key=lambda point: point[1])
         within = [name for name, start, end in _spans(stages) if start <= at_s <= end]
         told = tr("{least} to {most} of {total} GiB; most after {time}")
+        named = tr(" ({condition})").format(condition=", ".join(within))
         of = one["of"]
         yield {
             "name": tr("host, all that runs on it") if of == "host" else f"GPU {of}",
@@ -222,7 +223,7 @@ def _memory(
                 total=_gib(total),
                 time=seconds(at_s),
             )
-            + (f" ({', '.join(within)})" if within else ""),
+            + (named if within else ""),
             "marks": [],
             "begin": "0 s",
             "end": seconds(last),
