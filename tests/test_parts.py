@@ -67,8 +67,9 @@ def hits(log: str, /, **asks: Any) -> list[Hit]:
         ({"raised": ["PoolError"], "named": "update_act"}, True),
         ({"raised": ["PoolError"], "named": "workers.py:update"}, True),
         ({"raised": ["PoolError"], "named": "reward|judge"}, False),
-        ({"raised": ["PoolError"], "code": r"no room for \d"}, True),
-        ({"raised": ["PoolError"], "code": r"self\.load\("}, False),
+        # The innermost line of the job's own, which an engine's is not.
+        ({"raised": ["PoolError"], "code": r"self\.load\("}, True),
+        ({"raised": ["PoolError"], "code": r"no room for \d"}, False),
         ({"through": ["update_actor"]}, True),
         ({"through": ["verl/workers/"]}, True),
         ({"through": ["generate_sequences", "update_actor"]}, True),
