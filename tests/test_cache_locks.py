@@ -9,7 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
+from waiting import until
 
 from pytest_gkd.stage_api import StageFault
 from pytest_gkd.workload.data import cache_locks
@@ -83,6 +85,8 @@ def test_the_fault_names_the_process_the_lock_and_its_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lock, process = holder
+    holds = psutil.Process(process.pid)
+    until(lambda: holds.status() == psutil.STATUS_SLEEPING)
     monkeypatch.setattr(cache_locks, "WAIT_S", 0.0)
     monkeypatch.setattr(cache_locks, "lock_files", lambda *_: iter([lock]))
     with pytest.raises(StageFault) as caught:
