@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -412,6 +413,28 @@ def test_the_status_has_the_last_row_which_is_given_back(tmp_path: Path) -> None
 
 
 def test_the_terminal_is_put_right_when_the_watcher_is_killed(tmp_path: Path) -> None:
+    text = "import time\nprint('ready', flush=True)\ntime.sleep(5)\n"
+    (tmp_path / "job.py").write_text(text)
+    # A shell would put it right itself, after a signal.
+    (tmp_path / "starter.py").write_text(
+        "import subprocess, sys\nsubprocess.call(sys.argv[1:])\nprint('over')\ninput()"
+    )
+    watch = (*GKD, "watch", "--dir=watch", "--", sys.executable, "job.py")
+    starter = AtTerminal(tmp_path, sys.executable, "starter.py", *watch)
+    before = termios.tcgetattr(starter.master)
+    starter.expect(b"ready")
+    starter.expect(rb"\x1b\[1;23r")  # the status has its place
+    assert termios.tcgetattr(starter.master) != before
+    (watcher,) = psutil.Process(starter.pid).children()
+    watcher.kill()
+    starter.expect(rb"\x1b\[r")
+    assert termios.tcgetattr(starter.master) == before
+    starter.expect(b"over")
+    starter.type(b"\r")
+    assert starter.end() == 0
+
+
+def test_a_shell_that_has_its_terminal_back_is_left_alone(tmp_path: Path) -> None:
     text = "import time\nprint('ready', flush=True)\ntime.sleep(3)\nprint('last words')"
     (tmp_path / "job.py").write_text(text)
     shell = AtTerminal(tmp_path, "env", "PS1=[prompt] ", *SHELL)
@@ -424,10 +447,6 @@ def test_the_terminal_is_put_right_when_the_watcher_is_killed(tmp_path: Path) ->
     shell.expect(rb"Killed")
     shell.expect(rb"\[prompt\] ")
     shell.expect(rb"last words")
-    # A shell that was quicker than what puts the terminal right still takes its first
-    # line as it found the terminal: without an echo, in raw mode.
-    shell.type(b"\r")
-    shell.expect(rb"\[prompt\] ")
     shell.type(b"echo it is $((40 + 2))\r")
     shell.expect(rb"\$\(\(40 \+ 2\)\)\r?\n.*it is 42\r\n")  # echoed, and not raw
     shell.type(b"exit\r")

@@ -27,6 +27,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 BLOCK = 1 << 16
 PIPE_BYTES = 1 << 20
@@ -58,7 +59,8 @@ PASSED = (
 class Sign(enum.IntEnum):
     """The numbers in shared memory. Times are CLOCK_MONOTONIC in nanoseconds.
 
-    All are the relay's, but ``TEXT_*``, ``TOP`` and ``LAST``, which are the watcher's.
+    All are the relay's, but ``TAKEN``, ``TEXT_TURN`` and ``TEXT_BYTES``, which are the
+    watcher's.
     ``STATUS`` is waitpid(2)'s, plus one; 0 while the command runs.
     """
 
@@ -77,6 +79,7 @@ class Sign(enum.IntEnum):
     TEXT_TURN = 12  # one more with each text
     TEXT_BYTES = 13
     TEXT_SHOWN = 14  # the turn that was written last
+    TAKEN = 15  # whether the watcher has changed the terminal and not yet given it back
 
 
 class Shared:
@@ -187,7 +190,7 @@ class Relay:
 
     def run(self) -> None:
         """Start the command, pass everything on, wait for its end and its output's."""
-        kept = self._terminal_state()
+        kept = _attributes(self.plan.slave)  # as the user's terminal was, at the start
         for one in self._ours():
             os.set_inheritable(one, False)
         pid = self._start()
@@ -389,15 +392,7 @@ class Relay:
 
     # -- the watcher's end -------------------------------------------------------
 
-    def _terminal_state(self) -> list[object] | None:
-        if self.plan.terminal < 0:
-            return None
-        try:
-            return termios.tcgetattr(self.plan.terminal)
-        except termios.error:
-            return None
-
-    def _mourn(self, kept: list[object] | None) -> None:
+    def _mourn(self, kept: list[Any] | None) -> None:
         """Give the terminal back as it was, if the watcher died without doing it."""
         said = b"x"
         while said:
@@ -408,12 +403,24 @@ class Relay:
             if said == b"q":  # it has done so itself
                 return
             self._asked.set()
-        if kept is not None:
+        now = _attributes(self.plan.terminal) if self.shared[Sign.TAKEN] else None
+        # With both, a shell has taken it back, whose line editor has modes of its own.
+        if kept and now and not (now[1] & termios.OPOST and now[3] & termios.ISIG):
             with contextlib.suppress(termios.error):
-                termios.tcsetattr(self.plan.terminal, termios.TCSANOW, kept)  # type: ignore[arg-type]
+                termios.tcsetattr(self.plan.terminal, termios.TCSANOW, kept)
         if self.plan.show_on >= 0 and self.plan.placed:
             with self._shown:
                 self._out(self.plan.show_on, b"\x1b7\x1b[r\x1b8\x1b[J")
+
+
+def _attributes(descriptor: int) -> list[Any] | None:
+    """As termios gives them; None where there is no terminal."""
+    if descriptor < 0:
+        return None
+    try:
+        return termios.tcgetattr(descriptor)
+    except termios.error:
+        return None
 
 
 def is_whole(tail: bytes) -> bool:

@@ -136,6 +136,7 @@ class CommandWatch:
             user.take_over(output=self.command.is_placed)
         elif not user.in_front() and user.is_ours:
             user.give_back()
+        self.command.shared[Sign.TAKEN] = user.is_ours
         if self._typed:
             self._typed = self.command.type(self._typed)
         if user.is_ours and user.reads and not self._typed:
@@ -161,6 +162,7 @@ class CommandWatch:
         """Ctrl-Z has stopped the job; stop as well, so that the shell takes over."""
         if self.user is not None:
             self.user.give_back()
+            self.command.shared[Sign.TAKEN] = False
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.killpg(0, signal.SIGTSTP)
         # Going on: by fg, bg or kill -CONT; or at once, without a shell that waits.
