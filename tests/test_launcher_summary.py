@@ -11,7 +11,7 @@ import pytest
 from watch_helpers import watch
 
 from pytest_gkd.diagnosis import launcher_summary
-from pytest_gkd.diagnosis.launcher_summary import Failed
+from pytest_gkd.diagnosis.launcher_summary import DeadActor, Failed
 
 SUMMARY = b"""Failures:
 [1]:
@@ -31,6 +31,15 @@ Root Cause (first observed failure):
   error_file: <N/A>
   traceback : Signal 9 (SIGKILL) received by PID 16864
 =======================================================
+"""
+DEAD = b"""The actor died unexpectedly before finishing this task.
+\tclass_name: TrainerWorker
+\tactor_id: 6ee5f417c16e8e7fa451f63401000000
+\tpid: 20337
+\tname: trainer
+\tnamespace: gkd
+\tip: 192.0.2.2
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR
 """
 # Rank 1 dies, and torchrun ends the others within a tenth of a second.
 RANKS = """
@@ -66,6 +75,40 @@ time.sleep(100)
 )
 def test_the_rank_that_a_summary_names(text: bytes, found: Failed | None) -> None:
     assert launcher_summary.first_failed(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (DEAD, DeadActor("TrainerWorker", 20337)),
+        (
+            DEAD + DEAD.replace(b"Trainer", b"Rollout"),
+            DeadActor("TrainerWorker", 20337),
+        ),
+        (
+            re.sub(rb"(?m)^", b"(TaskRunner pid=7) ", DEAD),
+            DeadActor("TrainerWorker", 20337),
+        ),
+        (
+            re.sub(rb"\tname.*\n\tnamespace.*\n", b"", DEAD),
+            DeadActor("TrainerWorker", 20337),
+        ),
+        # Killed by Ray, because the driver ended.
+        (DEAD.replace(b"its worker process has died", b"its owner has died"), None),
+        (DEAD.partition(b"The actor is")[0], None),
+        (re.sub(rb"\tpid.*\n", b"", DEAD), None),  # it never ran
+        (b"class_name: A\n\tactor_id: 1\n" * 9999, None),
+    ],
+)
+def test_the_actor_that_ray_saw_die(text: bytes, found: DeadActor | None) -> None:
+    assert launcher_summary.first_dead_actor(text) == found
+
+
+def test_an_actor_that_ends_the_job_at_once_is_named(tmp_path: Path) -> None:
+    (tmp_path / "error.txt").write_bytes(DEAD)
+    job = "import sys; sys.exit(open('error.txt').read())"
+    done = watch(tmp_path, sys.executable, "-c", job)
+    assert b"Ray saw ray::TrainerWorker (pid 20337) die first" in done.stderr
 
 
 @pytest.mark.needs("torch")

@@ -1,7 +1,9 @@
-"""Which rank torchrun names, in its summary, as the one that failed first.
+"""Who a launcher says failed first: torchrun's summary a rank, Ray's error an actor.
 
-torch/distributed/elastic/multiprocessing/errors/__init__.py prints it: the others,
-which it has ended itself, come before.
+torch/distributed/elastic/multiprocessing/errors/__init__.py prints the summary: the
+others, which it has ended itself, come before. ray/exceptions.py has the error
+(ActorDiedError); src/ray/gcs/actor/gcs_actor_manager.cc why the actor is dead, which is
+its own process only if it was not killed by Ray or with its owner.
 """
 
 from __future__ import annotations
@@ -16,6 +18,11 @@ _FIRST = Pattern(
     rb"Root Cause \(first observed failure\):\s*\n(?:[^\n]*\n){0,4}?"
     rb"[^\n]*\brank +: (?P<rank>\d{1,7}) \(local_rank: [^\n]*\n"
     rb"[^\n]*\bexitcode +: (?P<code>-?\d{1,7}) \(pid: (?P<pid>\d{1,10})\)"
+)
+_ACTOR = Pattern(
+    rb"\bclass_name: (?P<name>[\w.]{1,100})\s*\n[^\n]*\bactor_id: \w+\s*\n"
+    rb"[^\n]*\bpid: (?P<pid>\d{1,10})\s*\n(?:[^\n]*\n){0,3}?"
+    rb"[^\n]*\bThe actor is dead because its worker process has died"
 )
 
 
@@ -33,3 +40,18 @@ def first_failed(text: bytes) -> Failed | None:
     found = [*_FIRST.finditer(text)][-1:]
     keys = (b"rank", b"pid", b"code")
     return next((Failed(*(int(one[key]) for key in keys)) for one in found), None)
+
+
+class DeadActor(NamedTuple):
+    """Its class, and the pid of its process on its own machine."""
+
+    name: str
+    pid: int
+
+
+def first_dead_actor(text: bytes) -> DeadActor | None:
+    """The first actor of which a text says that its process has died; None without."""
+    found = _ACTOR.search(text)
+    if found is None:
+        return None
+    return DeadActor(found[b"name"].decode(), int(found[b"pid"]))

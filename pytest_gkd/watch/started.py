@@ -295,6 +295,9 @@ class CommandWatch:
         elif first := launcher_summary.first_failed(watch.follower.tail):
             who = f"rank {first.rank} (pid {first.pid})"
             why.append(f"torchrun saw {who} fail first, exit code {first.exit_code}")
+        elif actor := launcher_summary.first_dead_actor(watch.follower.tail):
+            who = f"ray::{actor.name} (pid {actor.pid})"
+            why.append(f"Ray saw {who} die first")
         verdict = Verdict(DEAD, 0.0, tuple(why), phase=phase, who=who)
         text = Watch.in_words(verdict) + stuck_report.cause_lines(found, watch.log)
         watch.verdict, watch.causes = verdict, found["causes"]

@@ -58,7 +58,12 @@ def signal_children(name, number):
     """Send a signal to the child processes whose command has this name in it."""
     import psutil
 
-    found = [one for one in psutil.Process().children(True) if name in " ".join(one.cmdline())]
+    for _ in range(50):  # once in a while psutil does not see a child that is there
+        children = psutil.Process().children(True)
+        found = [one for one in children if name in " ".join(one.cmdline())]
+        if found:
+            break
+        time.sleep(0.1)
     assert found, f"no child process is called {name}"
     for one in found:
         one.send_signal(signal.Signals[number])
