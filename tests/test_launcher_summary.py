@@ -32,6 +32,7 @@ Root Cause (first observed failure):
   traceback : Signal 9 (SIGKILL) received by PID 16864
 =======================================================
 """
+STEP = b"step:4 - actor/kl_loss:15.6 - timing_s/step:0.25\n"
 DEAD = b"""The actor died unexpectedly before finishing this task.
 \tclass_name: TrainerWorker
 \tactor_id: 6ee5f417c16e8e7fa451f63401000000
@@ -93,6 +94,12 @@ def test_the_rank_that_a_summary_names(text: bytes, found: Failed | None) -> Non
             re.sub(rb"\tname.*\n\tnamespace.*\n", b"", DEAD),
             DeadActor("TrainerWorker", 20337),
         ),
+        # It was begun again, and another one has died since.
+        (
+            DEAD + STEP + DEAD.replace(b"20337", b"4711"),
+            DeadActor("TrainerWorker", 4711),
+        ),
+        (DEAD + STEP, None),
         # Killed by Ray, because the driver ended.
         (DEAD.replace(b"its worker process has died", b"its owner has died"), None),
         (DEAD.partition(b"The actor is")[0], None),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.patterns import Pattern
 
 FIRST = b"Root Cause (first observed failure)"
@@ -50,8 +51,11 @@ class DeadActor(NamedTuple):
 
 
 def first_dead_actor(text: bytes) -> DeadActor | None:
-    """The first actor of which a text says that its process has died; None without."""
-    found = _ACTOR.search(text)
+    """The first actor whose process has died, by a text, after its last training step.
+
+    None without one: a death before that was survived.
+    """
+    found = _ACTOR.search(text, max(0, log_phases.STEP.last(text)))
     if found is None:
         return None
     return DeadActor(found[b"name"].decode(), int(found[b"pid"]))
