@@ -413,35 +413,36 @@ def test_the_status_has_the_last_row_which_is_given_back(tmp_path: Path) -> None
 
 
 def test_the_terminal_is_put_right_when_the_watcher_is_killed(tmp_path: Path) -> None:
-    text = "import time\nprint('ready', flush=True)\ntime.sleep(5)\n"
-    (tmp_path / "job.py").write_text(text)
+    (tmp_path / "job.py").write_text(
+        "import os, time\nwhile not os.path.exists('enough'): time.sleep(0.1)\n"
+    )
     # A shell would put it right itself, after a signal.
     (tmp_path / "starter.py").write_text(
-        "import subprocess, sys\nsubprocess.call(sys.argv[1:])\nprint('over')\ninput()"
+        "import subprocess, sys\nsubprocess.call(sys.argv[1:])\ninput()\nprint('over')"
     )
     watch = (*GKD, "watch", "--dir=watch", "--", sys.executable, "job.py")
     starter = AtTerminal(tmp_path, sys.executable, "starter.py", *watch)
     before = termios.tcgetattr(starter.master)
-    starter.expect(b"ready")
     starter.expect(rb"\x1b\[1;23r")  # the status has its place
     assert termios.tcgetattr(starter.master) != before
     (watcher,) = psutil.Process(starter.pid).children()
     watcher.kill()
     starter.expect(rb"\x1b\[r")
     assert termios.tcgetattr(starter.master) == before
-    starter.expect(b"over")
     starter.type(b"\r")
+    starter.expect(b"over")
+    (tmp_path / "enough").touch()
     assert starter.end() == 0
 
 
 def test_a_shell_that_has_its_terminal_back_is_left_alone(tmp_path: Path) -> None:
-    text = "import time\nprint('ready', flush=True)\ntime.sleep(3)\nprint('last words')"
+    text = "import time\nprint('ready', flush=True)\ntime.sleep(6)\nprint('last words')"
     (tmp_path / "job.py").write_text(text)
     shell = AtTerminal(tmp_path, "env", "PS1=[prompt] ", *SHELL)
     shell.expect(rb"\[prompt\] ")
     line = " ".join([*GKD, "watch", "--dir watch", "--", sys.executable, "job.py"])
     shell.type(line.encode() + b"\r")
-    shell.expect(b"ready")
+    shell.expect(rb"\x1b\[1;23r")
     (watcher,) = psutil.Process(shell.pid).children()
     watcher.kill()
     shell.expect(rb"Killed")

@@ -2,8 +2,7 @@
 
 torch/distributed/elastic/multiprocessing/errors/__init__.py prints the summary: the
 others, which it has ended itself, come before. ray/exceptions.py has the error
-(ActorDiedError); src/ray/gcs/actor/gcs_actor_manager.cc why the actor is dead, which is
-its own process only if it was not killed by Ray or with its owner.
+(ActorDiedError), whose last lines say why the actor is dead.
 """
 
 from __future__ import annotations
@@ -20,11 +19,15 @@ _FIRST = Pattern(
     rb"[^\n]*\brank +: (?P<rank>\d{1,7}) \(local_rank: [^\n]*\n"
     rb"[^\n]*\bexitcode +: (?P<code>-?\d{1,7}) \(pid: (?P<pid>\d{1,10})\)"
 )
+# A class within a function is called after that, too: ``of.<locals>.WorkerDict``.
 _ACTOR = Pattern(
-    rb"\bclass_name: (?P<name>[\w.]{1,100})\s*\n[^\n]*\bactor_id: \w+\s*\n"
-    rb"[^\n]*\bpid: (?P<pid>\d{1,10})\s*\n(?:[^\n]*\n){0,3}?"
-    rb"[^\n]*\bThe actor is dead because its worker process has died"
+    rb"\bActorDiedError: [^\n]*\n"
+    rb"[^\n]*\bclass_name: (?:[\w.<>]{0,200}\.)?(?P<name>\w{1,100})\s*\n"
+    rb"[^\n]*\bactor_id: \w+\s*\n[^\n]*\bpid: (?P<pid>\d{1,10})\s*\n"
+    rb"(?:[^\n]*\n){0,3}?[^\n]*\bThe actor is dead because its worker process has "
+    rb"died\. Worker exit type: (?:SYSTEM_ERROR|USER_ERROR|NODE_OUT_OF_MEMORY)\b"
 )
+_RAISED = Pattern(rb"\b\w+(?:Error|Exception)(?:\(\w+\))?: ")
 
 
 class Failed(NamedTuple):
@@ -50,12 +53,15 @@ class DeadActor(NamedTuple):
     pid: int
 
 
-def first_dead_actor(text: bytes) -> DeadActor | None:
-    """The first actor whose process has died, by a text, after its last training step.
+def dead_actor(text: bytes) -> DeadActor | None:
+    """The actor whose process has died by the last exception of a text.
 
-    None without one: a death before that was survived.
+    None without one. A death before another exception, or before a training step, did
+    not end the run.
     """
-    found = _ACTOR.search(text, max(0, log_phases.STEP.last(text)))
-    if found is None:
-        return None
-    return DeadActor(found[b"name"].decode(), int(found[b"pid"]))
+    found = [*_ACTOR.finditer(text)][-1:]
+    for one in found:
+        went_on = log_phases.STEP.last(text) > one.start()
+        if not went_on and _RAISED.search(text, one.end()) is None:
+            return DeadActor(one[b"name"].decode(), int(one[b"pid"]))
+    return None

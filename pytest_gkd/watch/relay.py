@@ -79,7 +79,7 @@ class Sign(enum.IntEnum):
     TEXT_TURN = 12  # one more with each text
     TEXT_BYTES = 13
     TEXT_SHOWN = 14  # the turn that was written last
-    TAKEN = 15  # whether the watcher has changed the terminal and not yet given it back
+    TAKEN = 15  # whether the watcher may have changed the user's terminal
 
 
 class Shared:

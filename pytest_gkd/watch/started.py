@@ -88,6 +88,7 @@ class CommandWatch:
         finally:
             if self.user is not None:
                 self.user.give_back()
+                self.command.shared[Sign.TAKEN] = False
         return self._over()
 
     def _until_ended(self, woken: int) -> None:
@@ -132,11 +133,12 @@ class CommandWatch:
         user = self.user
         if user is None:
             return
-        if user.in_front() and not user.is_ours:
+        in_front = user.in_front()
+        self.command.shared[Sign.TAKEN] = in_front
+        if in_front and not user.is_ours:
             user.take_over(output=self.command.is_placed)
-        elif not user.in_front() and user.is_ours:
+        elif not in_front and user.is_ours:
             user.give_back()
-        self.command.shared[Sign.TAKEN] = user.is_ours
         if self._typed:
             self._typed = self.command.type(self._typed)
         if user.is_ours and user.reads and not self._typed:
@@ -295,9 +297,9 @@ class CommandWatch:
         elif first := launcher_summary.first_failed(watch.follower.tail):
             who = f"rank {first.rank} (pid {first.pid})"
             why.append(f"torchrun saw {who} fail first, exit code {first.exit_code}")
-        elif actor := launcher_summary.first_dead_actor(watch.follower.tail):
+        elif actor := launcher_summary.dead_actor(watch.follower.tail):
             who = f"ray::{actor.name} (pid {actor.pid})"
-            why.append(f"Ray saw {who} die first")
+            why.append(f"by Ray's last error {who} has died")
         verdict = Verdict(DEAD, 0.0, tuple(why), phase=phase, who=who)
         text = Watch.in_words(verdict) + stuck_report.cause_lines(found, watch.log)
         watch.verdict, watch.causes = verdict, found["causes"]
