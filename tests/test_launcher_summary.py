@@ -89,6 +89,7 @@ def test_the_rank_that_a_summary_names(text: bytes, found: Failed | None) -> Non
         (DEAD + b"(raylet) a warning: the node is low on memory\n", TRAINER),
         # It was caught, and something else ended the run.
         (DEAD + b"going on\nValueError: bad config\n", None),
+        (DEAD + b"AssertionError\n", None),
         (DEAD + b"ray.exceptions.RayTaskError(ValueError): ray::A.run()\n", None),
         (DEAD.replace(b"SYSTEM_ERROR", b"INTENDED_USER_EXIT"), None),
         # It was begun again, and another one has died since.

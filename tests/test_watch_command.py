@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
+import tty
 from pathlib import Path
 from typing import Any
 
@@ -431,6 +432,27 @@ def test_the_terminal_is_put_right_when_the_watcher_is_killed(tmp_path: Path) ->
     assert termios.tcgetattr(starter.master) == before
     starter.type(b"\r")
     starter.expect(b"over")
+    (tmp_path / "enough").touch()
+    assert starter.end() == 0
+
+
+def test_a_terminal_that_another_program_has_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(
+        "import os, time\nprint('ready', flush=True)\n"
+        "while not os.path.exists('enough'): time.sleep(0.1)\n"
+    )
+    (tmp_path / "starter.py").write_text(
+        "import subprocess, sys\nsubprocess.call(sys.argv[1:], process_group=0)\n"
+    )
+    watch = (*GKD, "watch", "--dir=watch", "--", sys.executable, "job.py")
+    starter = AtTerminal(tmp_path, sys.executable, "starter.py", *watch)
+    starter.expect(b"ready")
+    (watcher,) = psutil.Process(starter.pid).children()
+    tty.setraw(starter.master)  # as an editor does that is in front
+    made = termios.tcgetattr(starter.master)
+    watcher.kill()
+    starter.expect(rb"\x1b\[r")  # the relay has noticed
+    assert termios.tcgetattr(starter.master) == made
     (tmp_path / "enough").touch()
     assert starter.end() == 0
 

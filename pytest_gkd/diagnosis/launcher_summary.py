@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pytest_gkd.diagnosis import log_phases
+from pytest_gkd.diagnosis import log_end, log_phases
 from pytest_gkd.diagnosis.patterns import Pattern
 
 FIRST = b"Root Cause (first observed failure)"
@@ -27,7 +27,6 @@ _ACTOR = Pattern(
     rb"(?:[^\n]*\n){0,3}?[^\n]*\bThe actor is dead because its worker process has "
     rb"died\. Worker exit type: (?:SYSTEM_ERROR|USER_ERROR|NODE_OUT_OF_MEMORY)\b"
 )
-_RAISED = Pattern(rb"\b\w+(?:Error|Exception)(?:\(\w+\))?: ")
 
 
 class Failed(NamedTuple):
@@ -59,9 +58,8 @@ def dead_actor(text: bytes) -> DeadActor | None:
     None without one. A death before another exception, or before a training step, did
     not end the run.
     """
-    found = [*_ACTOR.finditer(text)][-1:]
-    for one in found:
+    for one in [*_ACTOR.finditer(text)][-1:]:
         went_on = log_phases.STEP.last(text) > one.start()
-        if not went_on and _RAISED.search(text, one.end()) is None:
+        if not went_on and log_end.RAISED.search(text, one.end()) is None:
             return DeadActor(one[b"name"].decode(), int(one[b"pid"]))
     return None

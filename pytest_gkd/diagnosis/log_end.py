@@ -27,7 +27,8 @@ _NOISE = Pattern(
     rb"Exception ignored in|destroy_process_group|resource_tracker|shutting down"
     rb"|[Ss]hutdown|SIGTERM|atexit|leaked"
 )
-_LAST_CALL = Pattern(
+# The last line of a traceback, which names the exception.
+RAISED = Pattern(
     rb"(?m)^ *(?:\([^)]*\) *|\[\w+\]: *)*[\w.]*(?:Error|Exception|Interrupt|Exit)\b"
 )
 _DEAD = Pattern(
@@ -225,7 +226,7 @@ def interrupted(tail: bytes) -> int:
     if match is None:
         return -1
     before = tail.rfind(b"Traceback (most recent call last)", 0, match.start())
-    call = _LAST_CALL.search(tail, before) if before >= 0 else None
+    call = RAISED.search(tail, before) if before >= 0 else None
     if call is None or call.start() < match.start():
         before = match.start()
     return tail.rfind(b"\n", 0, before) + 1

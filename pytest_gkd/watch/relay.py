@@ -190,7 +190,7 @@ class Relay:
 
     def run(self) -> None:
         """Start the command, pass everything on, wait for its end and its output's."""
-        kept = _attributes(self.plan.slave)  # as the user's terminal was, at the start
+        kept = attributes(self.plan.slave)  # as the user's terminal was, at the start
         for one in self._ours():
             os.set_inheritable(one, False)
         pid = self._start()
@@ -403,7 +403,7 @@ class Relay:
             if said == b"q":  # it has done so itself
                 return
             self._asked.set()
-        now = _attributes(self.plan.terminal) if self.shared[Sign.TAKEN] else None
+        now = attributes(self.plan.terminal) if self.shared[Sign.TAKEN] else None
         # With both, a shell has taken it back, whose line editor has modes of its own.
         if kept and now and not (now[1] & termios.OPOST and now[3] & termios.ISIG):
             with contextlib.suppress(termios.error):
@@ -413,7 +413,7 @@ class Relay:
                 self._out(self.plan.show_on, b"\x1b7\x1b[r\x1b8\x1b[J")
 
 
-def _attributes(descriptor: int) -> list[Any] | None:
+def attributes(descriptor: int) -> list[Any] | None:
     """As termios gives them; None where there is no terminal."""
     if descriptor < 0:
         return None

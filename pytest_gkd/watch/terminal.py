@@ -10,6 +10,8 @@ import termios
 from dataclasses import dataclass, field
 from typing import Any
 
+from pytest_gkd.watch import relay
+
 # Fewer rows hold no status line.
 LEAST_ROWS = 6
 
@@ -37,10 +39,7 @@ class Terminal:
 
     def attributes(self) -> list[Any] | None:
         """As termios gives them; None where the terminal is gone."""
-        try:
-            return termios.tcgetattr(self.descriptor)
-        except termios.error:
-            return None
+        return relay.attributes(self.descriptor)
 
     @property
     def is_ours(self) -> bool:

@@ -58,7 +58,7 @@ def signal_children(name, number):
     """Send a signal to the child processes whose command has this name in it."""
     import psutil
 
-    for _ in range(50):  # once in a while psutil does not see a child that is there
+    for _ in range(50):  # one run in four saw none at once; why is not known
         children = psutil.Process().children(True)
         found = [one for one in children if name in " ".join(one.cmdline())]
         if found:
