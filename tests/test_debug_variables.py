@@ -87,6 +87,15 @@ def test_a_dump_on_timeout_has_another_name_since_2_15(has: dict[str, str]) -> N
     assert "TORCH_NCCL_DUMP_ON_TIMEOUT" in _names(debug_variables.advice())
 
 
+def test_of_torchcomms_is_told_only_where_it_is_installed(has: dict[str, str]) -> None:
+    name = "TORCHCOMM_FR_DUMP_TEMP_FILE"
+    advice = debug_variables.advice()
+    assert name not in _names(advice)
+    assert "torchcomms" not in " ".join(advice.left_out)
+    has["torchcomms"] = "0.4.0"
+    assert name in _names(debug_variables.advice())
+
+
 def test_what_a_library_has_dropped_is_not_advised() -> None:
     library = environment.recorded()["vllm"]
     newest = library["releases"][-1]

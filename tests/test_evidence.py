@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.server
+import importlib.util
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from pathlib import Path
 import live_jobs
 import pytest
 
-from pytest_gkd.processes import oom, tree
+from pytest_gkd.processes import oom, procfs, tree
 from pytest_gkd.watch import evidence, flight_files, rank_servers, ray_places, waits
 from pytest_gkd.watch.evidence import Evidence, Finding
 from pytest_gkd.watch.flight_files import Recorder
@@ -132,6 +133,25 @@ def test_who_is_not_armed_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _only(monkeypatch, "flight recorder", _of(os.getpid(), "rank", 0))
     assert found is not None
     assert "export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=" in found.said[0]
+    monkeypatch.setattr(flight_files, "uses_torchcomms", lambda _: True)
+    found = _only(monkeypatch, "flight recorder", _of(os.getpid(), "rank", 0))
+    assert found is not None
+    (line,) = found.said
+    assert "start_debug_server()" in line
+
+
+def test_where_a_server_tells_what_torchcomms_left_in_a_file_does_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recorder = Recorder(record='{"entries": []}', is_torchcomms=True)
+    far = replace(_of(1 << 22, "rank", 0), node="b", recorder=recorder)
+    source = {"flight recorder": evidence.SOURCES["flight recorder"]}
+    monkeypatch.setattr(evidence, "SOURCES", source)
+    for server, kept in (("ncclras", 1), (rank_servers.DEBUG, 0)):
+        node = NodeSample("b", number=1, servers={server: Answer("b:1")})
+        asked = evidence.collect([far], None, 60, [node])
+        assert len(asked.known.records) == kept
+        assert asked.said == ()
 
 
 def test_a_pipe_without_a_reader_and_a_file_are_left_alone(tmp_path: Path) -> None:
@@ -147,26 +167,34 @@ DEBUGGED = (
     live_jobs.READY
     + """
 import torch, torch.distributed as dist
+import torch._C._distributed_c10d as c10d
 from torch.distributed.debug import start_debug_server
 def main():
     dist.init_process_group("gloo")
     start_debug_server(int(os.environ["DEBUG_PORT"]), start_method="spawn")
     dist.all_reduce(torch.ones(3))
+    record = os.environ.get("RECORD" + os.environ["RANK"])
+    if record:  # TorchComms is not installed
+        c10d._register_handler(
+            "torchcomms_fr_trace_json",
+            lambda _, answer: answer.set_content(record, "application/json"),
+        )
     ready(dist.get_rank())
-    time.sleep(120)
+    if dist.get_rank() or "WAITS" not in os.environ:
+        time.sleep(120)
+    dist.all_reduce(torch.ones(3))
 if __name__ == "__main__":
     main()
 """
 )
 
 
-@pytest.mark.needs("torch")
-def test_torchs_real_debug_server_is_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("jinja2")
-    pytest.importorskip("requests")
-    pytest.importorskip("tabulate")
+def _debugged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, **told: str
+) -> tuple[Evidence, Finding]:
+    """What the debug server of two ranks says."""
+    for module in ("jinja2", "requests", "tabulate"):
+        pytest.importorskip(module)
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setattr(rank_servers, "DEBUG_PORT", port)
@@ -174,29 +202,70 @@ def test_torchs_real_debug_server_is_asked(
     program.write_text(DEBUGGED)
     run = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     run += ["--nproc-per-node=2", str(program)]
-    ready = str(tmp_path / "ready")
-    told = {"READY": ready, "OMP_NUM_THREADS": "1", "DEBUG_PORT": str(port)}
+    told["READY"] = str(tmp_path / "ready")
+    told |= {"OMP_NUM_THREADS": "1", "DEBUG_PORT": str(port)}
     with live_jobs.running(run, **told) as pid:
         live_jobs.wait_for(tmp_path, "ready*", 2)
-        below = [pid, *(p.pid for p in tree.descendants(pid))]
         until = time.monotonic() + 60
         found = None
         while found is None and time.monotonic() < until:
-            processes = [_of(pid), *(_of(p, "rank", n) for n, p in enumerate(below))]
+            below = {p.pid: procfs.environ(p.pid) for p in tree.descendants(pid)}
+            ranks = {one: told["RANK"] for one, told in below.items() if "RANK" in told}
+            processes = [_of(one, "rank", int(rank)) for one, rank in ranks.items()]
             source = {"torch debug server": evidence.SOURCES["torch debug server"]}
             monkeypatch.setattr(evidence, "SOURCES", source)
             asked = evidence.collect(processes, None, 60)
             found = next(iter(asked.findings), None)
-            below = [pid, *(p.pid for p in tree.descendants(pid))]
             time.sleep(0.5)
     assert found is not None, "its server never listened"
     assert not found.problem
+    return asked, found
+
+
+@pytest.mark.needs("torch")
+def test_torchs_real_debug_server_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, found = _debugged(tmp_path, monkeypatch)
     assert "all_reduce" in found.text
     assert "main" in found.text
     # Each rank has come to the first collective, as gloo's recorder tells.
     assert set(asked.known.records) == {("rank", 0), ("rank", 1)}
     for record in asked.known.records.values():
         assert record["entries"][-1]["profiling_name"] == "gloo:all_reduce"
+    assert not [line for line in found.said if "flight recorder" in line]
+
+
+@pytest.mark.needs("torch")
+def test_it_is_asked_for_the_records_of_torchcomms_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By TorchComms itself where it is installed, else by what it answers."""
+    entry = {
+        "collective_seq_id": 12,
+        "process_group": ["0", "gloo"],
+        "profiling_name": "gloo:all_reduce",
+        "input_sizes": [[3]],
+        "input_dtypes": ["Float"],
+        "time_created_ns": 1_795_936_269_791_350_516,
+        "is_p2p": False,
+        "retired": False,
+    }
+    groups = {"0": {"desc": "gloo", "name": "0", "ranks": "[0,1]"}}
+    told = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "WAITS": ""}
+    if importlib.util.find_spec("torchcomms") is None:
+        record = {"version": "2.10", "pg_config": groups}
+        told = {
+            "RECORD0": json.dumps({**record, "entries": [entry]}),
+            "RECORD1": json.dumps(record),
+        }
+    asked, found = _debugged(tmp_path, monkeypatch, **told)
+    (line,) = (line for line in found.said if "flight recorder" in line)
+    assert line == (
+        "flight recorder: gloo:all_reduce of Float[3]: entered by rank 0; rank 1 had "
+        "not"
+    )
+    assert set(asked.known.records) == {("rank", 0), ("rank", 1)}
 
 
 RAS = """

@@ -61,7 +61,7 @@ def test_a_record_of_an_earlier_run_is_not_this_ones(tmp_path: Path, rank: int) 
 
 def test_the_newest_of_several_records_counts(tmp_path: Path, rank: int) -> None:
     """By either default: what another release of torch has left is older."""
-    first = tmp_path / f"{flight_files.DEFAULTS[0]}3"
+    first = tmp_path / f".cache/{flight_files.DEFAULTS[0]}3"
     first.parent.mkdir(parents=True)
     for path, number, ahead_s in (
         (first, 1, 10),
@@ -72,6 +72,31 @@ def test_the_newest_of_several_records_counts(tmp_path: Path, rank: int) -> None
     assert _number(flight_files.ask({rank: 3})[rank]) == 2
     os.utime(first, (time.time() + 30, time.time() + 30))
     assert _number(flight_files.ask({rank: 3})[rank]) == 1
+
+
+def test_the_cache_directory_may_be_elsewhere() -> None:
+    own, old = flight_files.DEFAULTS
+    home = f"/home/me/.cache/{own}"
+    assert flight_files.default_stems({"HOME": "/home/me"}) == [home, old]
+    elsewhere = {"HOME": "/home/me", "XDG_CACHE_HOME": "/scratch"}
+    assert flight_files.default_stems(elsewhere) == [f"/scratch/{own}", home, old]
+    assert flight_files.default_stems({}) == [f"/tmp/.cache/{own}", old]
+
+
+def test_of_a_file_of_torchcomms_what_is_done_is_left_out(
+    tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_files, "uses_torchcomms", lambda _: True)
+    path = tmp_path / f".cache/{flight_files.DEFAULTS[0]}3"
+    path.parent.mkdir(parents=True)
+    (entry,) = json.loads(_record(40))["entries"]
+    done = {**entry, "collective_seq_id": 39, "retired": True}
+    path.write_text(json.dumps({"entries": [done, entry]}))
+    found = flight_files.ask({rank: 3})[rank]
+    assert found.is_torchcomms
+    assert found.path == str(path)
+    (left,) = json.loads(found.record)["entries"]
+    assert (left["recorder"], left["collective_seq_id"]) == ("torchcomms", 1)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "text", "nothing"])

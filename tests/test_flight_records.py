@@ -181,3 +181,54 @@ def test_ranks_of_groups_that_cannot_be_read_are_unknown(groups: Any) -> None:
     missing = flight_records.find_missing({0: flight_records.read(raw)}, [3])
     assert missing is not None
     assert missing.without_record == [3]
+
+
+def _torchcomms(number: int, group: str, operation: str, **more: Any) -> dict[str, Any]:
+    """As torchcomms 0.3 writes it: it numbers in one row, and knows no p2p."""
+    found = _entry(number, group, retired=False, is_p2p=False, **more)
+    sizes: dict[str, Any] = {} if more else {"input_sizes": [], "input_dtypes": []}
+    return {**found, **sizes, "profiling_name": f"gloo:{operation}"}
+
+
+def test_of_torchcomms_only_what_is_not_done_is_compared() -> None:
+    """Rank 2 is no member of the pair, and so behind in the numbers of all groups."""
+    tensor = {"input_sizes": [[4]]}
+    done = {**tensor, "retired": True}
+    pair = {"g0": [0, 1, 2], "gpair": [0, 1]}
+    waits = _record(
+        {**_torchcomms(9, "0", "all_reduce"), **done},
+        {**_torchcomms(10, "pair", "all_reduce"), **done},
+        _torchcomms(11, "pair", "send", **tensor),
+        _torchcomms(12, "0", "barrier"),
+        **pair,
+    )
+    # Outside the pair its making is never done, and there is room for more of a group.
+    absent = _record(
+        _torchcomms(0, "0", "split"),
+        {**_torchcomms(4, "0", "all_reduce"), **done},
+        {**_torchcomms(5, "0", "all_reduce"), **done},
+        **pair,
+    )
+    told = [flight_records.read(json.dumps(one).encode()) for one in (waits, absent)]
+    left, none = map(flight_records.outstanding, told)
+    missing = flight_records.find_missing({0: left, 1: left, 2: none}, [])
+    assert missing is not None
+    told = "gloo:barrier of no tensor: entered by ranks 0-1; rank 2 had not"
+    assert missing.text() == told
+    assert (missing.mark, missing.name) == ("", "gloo:barrier")
+    assert flight_records.find_missing({0: left, 1: left}, [2]) is not None
+    both = _record(*left["entries"], g0=[0, 1])
+    assert flight_records.find_missing({0: both, 1: both}, []) is None
+
+
+def test_a_rank_that_has_two_recorders_is_compared_by_each() -> None:
+    ours = flight_records.read(json.dumps(_record(_entry(7), g0=[0, 1])).encode())
+    theirs = _record(_torchcomms(90, "0", "all_reduce", input_sizes=[[4]]))
+    read = flight_records.read(json.dumps(theirs).encode())
+    waits = flight_records.merged(ours, flight_records.outstanding(read))
+    assert [one["collective_seq_id"] for one in waits["entries"]] == [7, 1]
+    absent = flight_records.merged(ours, flight_records.outstanding(_record()))
+    missing = flight_records.find_missing({0: waits, 1: absent}, [])
+    assert missing is not None
+    assert missing.group == "torchcomms:0"
+    assert (missing.sequence, missing.entered_by) == (0, [0])

@@ -233,15 +233,19 @@ def test_looks_that_became_rare_at_work_come_soon_where_it_ends(
 def test_a_report_that_makes_the_job_run_is_no_sign_of_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Flight records and native stacks are asked of the ranks themselves."""
+    """Flight records and native stacks are asked of the ranks themselves.
+
+    torch's debug server writes a line for each request besides.
+    """
     monkeypatch.setattr(watcher, "monotonic", lambda: Clock.now)
     asked = Asked(("train",), look_after_s=5.0, stuck_after_s=5.0, status=False)
     sampler = Sampler(Scope(lambda _: ()), lambda: (0, 0.0))
     watch = watcher.Watch(asked, tmp_path, OwnScreen(status=False), sampler, Usual())
-    ran_s, makes = 0.0, threading.Event()
+    ran_s, said, said_at, makes = 0.0, 100, Clock.now, threading.Event()
 
     def take(_: object = None) -> JobSample:
-        return sample(Clock.now, replace(process("main", "save"), cpu_s=ran_s))
+        found = sample(Clock.now, replace(process("main", "save"), cpu_s=ran_s))
+        return replace(found, output_bytes=said, output_at=said_at)
 
     def make(directory: Path, verdict: Verdict, *_: object, **__: object) -> Report:
         assert makes.wait(60)
@@ -259,7 +263,7 @@ def test_a_report_that_makes_the_job_run_is_no_sign_of_work(
     for second in range(120):
         Clock.now += 1.0
         if watch.verdict.word == STUCK and ran_s < 30:
-            ran_s += 1.0
+            ran_s, said, said_at = ran_s + 1.0, said + 500, Clock.now
         if second == 60:
             makes.set()
             until(is_reported, "no report")
@@ -268,6 +272,7 @@ def test_a_report_that_makes_the_job_run_is_no_sign_of_work(
             watch.look.result()
     assert watch.verdict.word == STUCK
     assert not [line for line in told if "moves again" in line], told
+    assert not [line for line in told if "goes on" in line], told
     assert len([line for line in told if line.startswith("stuck for")]) == 1, told
 
 

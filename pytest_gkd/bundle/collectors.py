@@ -28,8 +28,8 @@ from pytest_gkd.files import json_text
 from pytest_gkd.processes import gpus, host_summary, oom, procfs, stacks
 from pytest_gkd.report import compare, render
 from pytest_gkd.report.record import PAGE, REPORT, RUNS
+from pytest_gkd.watch import flight_files
 from pytest_gkd.watch.evidence import KERNELS
-from pytest_gkd.watch.flight_files import DEFAULTS, DUMPS, MOST_BYTES
 
 MOST_FILES = 400  # of a report's directory
 MOST_LOGS = 64
@@ -210,10 +210,10 @@ def stack_parts(pid: int) -> Iterator[Part | Missing]:
 
 
 def flight_record_parts(limit_bytes: int) -> Iterator[Part | Missing]:
-    """The records of collectives that torch has written, as JSON."""
-    given = [os.environ[name] for name in DUMPS if os.environ.get(name)]
-    home = os.path.expanduser("~")  # noqa: PTH111 - not Path.home(), which raises
-    stems = [*given, os.path.join(home, DEFAULTS[0]), DEFAULTS[1]]  # noqa: PTH118
+    """The records of collectives that torch or TorchComms has written, as JSON."""
+    variables = (*flight_files.DUMPS, flight_files.TORCHCOMMS_DUMP)
+    given = [os.environ[name] for name in variables if os.environ.get(name)]
+    stems = [*given, *flight_files.default_stems(os.environ)]
     names = [
         name
         for stem in stems
@@ -224,7 +224,7 @@ def flight_record_parts(limit_bytes: int) -> Iterator[Part | Missing]:
         try:
             with log_extracts.opened(path) as file:
                 age = time.time() - os.fstat(file.fileno()).st_mtime
-                record = flight_records.read(file.read(MOST_BYTES))
+                record = flight_records.read(file.read(flight_files.MOST_BYTES))
         except (OSError, flight_records.RecordError) as error:
             yield Missing(name, getattr(error, "strerror", None) or str(error))
             continue

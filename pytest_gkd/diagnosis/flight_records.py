@@ -2,7 +2,8 @@
 
 torch keeps the last collectives of each process group with their sequence numbers
 (torch/csrc/distributed/c10d/FlightRecorder.hpp); it writes them as a pickle, and
-returns them as JSON.
+returns them as JSON. TorchComms does the same, but for what the numbers count
+(comms/torchcomms/hooks/fr/FlightRecorder.cpp; see ``outstanding``).
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ MOST_LETTERS = 300
 MOST_READ, MOST_STACKS, MOST_TEXT, VALUE_LETTERS = 200, 5, 4000, 24
 _NUMBERS = ("collective_seq_id", "time_created_ns")
 _WORDS = ("profiling_name", "recorder", "state")
+TORCHCOMMS = "torchcomms"
+# What no rank of all waits for, or is never done, as a split for ranks outside it.
+_ALONE = ("send", "recv", "batch_op_issue", "new_window", "split", "finalize")
 
 
 class RecordError(ValueError):
@@ -36,10 +40,11 @@ class RecordError(ValueError):
 class Missing:
     """The collective that some ranks entered last and others did not.
 
-    ``sequence`` counts the collectives of the process group ``group``; ``sizes`` are
-    the shapes of the inputs, ``behind`` has the last sequence number of each rank that
-    is behind. Ranks ``without_record`` were stopped, killed, or had not created the
-    group yet. The fields go as they are into the facts of a report.
+    ``sequence`` counts the collectives of the process group ``group``, and is 0 where
+    nothing does, as in TorchComms; ``sizes`` are the shapes of the inputs, ``behind``
+    has the last sequence number of each rank that is behind. Ranks ``without_record``
+    were stopped, killed, or had not created the group yet. The fields go as they are
+    into the facts of a report.
     """
 
     group: str
@@ -51,14 +56,27 @@ class Missing:
     behind: dict[str, int]
     without_record: list[int]
 
+    @property
+    def name(self) -> str:
+        """The operation and its number, where it has one: ``nccl:all_reduce #1041``."""
+        return f"{self.operation}{self.mark}"
+
+    @property
+    def mark(self) -> str:
+        """The number as it follows an operation's name; empty where there is none."""
+        return f" #{self.sequence}" if self.sequence else ""
+
     def text(self) -> str:
         """On one line."""
         pairs = zip(self.dtypes, self.sizes, strict=False)
-        tensors = ", ".join(f"{dtype}{size}" for dtype, size in pairs)
-        line = f"collective {self.sequence}, {self.operation} of {tensors}: entered by "
+        tensors = ", ".join(f"{dtype}{size}" for dtype, size in pairs) or "no tensor"
+        line = f"{self.operation} of {tensors}: entered by "
         line += f"{rank_words.name(self.entered_by)}"
+        if self.sequence:
+            line = f"collective {self.sequence}, {line}"
         for rank, at in self.behind.items():
-            line += f"; rank {rank} had entered {at}"
+            numbered = f"; rank {rank} had entered {at}"
+            line += numbered if self.sequence else f"; rank {rank} had not"
         if self.without_record:
             line += f"; no record of {rank_words.name(self.without_record)}"
         return line
@@ -93,6 +111,32 @@ def read(raw: bytes) -> Record:
         "entries": entries,
         "pg_config": groups if isinstance(groups, dict) else {},
     }
+
+
+def outstanding(record: Record) -> Record:
+    """What is not done yet of a record of TorchComms', numbered by process group.
+
+    TorchComms numbers the operations of all groups of a process in one row, so that a
+    collective has another number on each rank; see ``read``. What all ranks of a group
+    have entered is done on all: of what is left each rank has the first in common.
+    """
+    counts: dict[str, int] = {}
+    entries = []
+    for entry in map(_plain, record["entries"]):
+        operation = str(entry.get("profiling_name")).rpartition(":")[2]
+        if not entry.pop("retired") and operation not in _ALONE:
+            entry["recorder"] = TORCHCOMMS
+            group = _group(entry)
+            entry["collective_seq_id"] = counts[group] = counts.get(group, 0) + 1
+            entries.append(entry)
+    return {**record, "entries": entries}
+
+
+def merged(first: Record, second: Record) -> Record:
+    """One record of two recorders of a rank; see ``read``."""
+    entries = [*first["entries"], *second["entries"]]
+    groups = {**first["pg_config"], **second["pg_config"]}
+    return {**first, "entries": entries, "pg_config": groups}
 
 
 def shortened(record: Record) -> str:
@@ -163,6 +207,7 @@ def _plain(entry: Any) -> dict[str, Any]:
         "input_sizes": sizes and [_list(one, int, MOST_DIMENSIONS) for one in sizes],
         "input_dtypes": _words(entry.get("input_dtypes"), MOST_TENSORS),
         "is_p2p": entry.get("is_p2p", False) is True,
+        "retired": entry.get("retired", False) is True,
     }
     for name in (name for name in _WORDS if name in entry):
         found[name] = next(iter(_words([entry[name]], 1) or ()), None)
@@ -234,7 +279,7 @@ def find_missing(records: Mapping[int, Record], silent: list[int]) -> Missing | 
         if behind or without:
             return Missing(
                 group,
-                last_number,
+                0 if newest.get("recorder") == TORCHCOMMS else last_number,
                 str(newest.get("profiling_name", "a collective")),
                 newest["input_sizes"],
                 newest["input_dtypes"],

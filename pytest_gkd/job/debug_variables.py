@@ -130,6 +130,8 @@ def _advised(row: dict[str, Any], left: dict[str, str]) -> Advised | None:
         left["nccl"] += "read is left out; ask again on a machine with GPUs."
         return None
     here = release(library)
+    if not here and row.get("optional"):
+        return None
     if not here:
         left[library] = f"{library} is not installed here: what it reads is left out."
         return None

@@ -13,7 +13,7 @@ import re
 import socket
 import threading
 import urllib.error
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from pytest_gkd.watch import (
     stack_tree,
     waiting,
 )
+from pytest_gkd.watch.flight_files import Recorder
 from pytest_gkd.watch.rank_servers import Answer
 from pytest_gkd.watch.samples import NodeSample, ProcessSample
 from pytest_gkd.watch.waits import Known, RayTask
@@ -48,7 +49,7 @@ KERNELS = re.compile(
 # "#0-1 (27a079b828ff1a75) MISMATCH": a group, its communicator, and a hash of it.
 _HASH = re.compile(r" \([0-9a-f]{16}\)")
 # torch/distributed/debug/_frontend.py, JSON_RESP_TEMPLATE
-_RECORDS = re.compile(r"<h2>Rank (\d{1,7}): [^<]*</h2>\s*<pre>([^<]*)</pre>")
+_RECORDS = re.compile(r"<h2>Rank (\d{1,7}): ([^<]*)</h2>\s*<pre>([^<]*)</pre>")
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ class Evidence:
 
     @property
     def said(self) -> tuple[str, ...]:
-        """A sentence for each find."""
-        return tuple(line for one in self.findings for line in one.said[:SHOWN])
+        """A sentence for each find; a record may have come from two sources."""
+        lines = (line for one in self.findings for line in one.said[:SHOWN])
+        return tuple(dict.fromkeys(lines))
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -104,6 +106,10 @@ class Job:
         told = rank_servers.answer(name, here, self.ports)
         far = ((node.name, node.servers.get(name)) for node in self.nodes)
         return [(node, one) for node, one in (("", told), *far) if one is not None]
+
+    def has_debug_server(self) -> bool:
+        far = (rank_servers.DEBUG in node.servers for node in self.nodes)
+        return rank_servers.DEBUG_PORT in self.ports or any(far)
 
     def ranks(self) -> list[ProcessSample]:
         return [
@@ -194,30 +200,51 @@ def _flight_recorder(job: Job) -> Finding | None:
     groups: dict[str, dict[int, flight_records.Record]] = {}
     for one in (o for o in job.ranks() if o.pid in asked):
         recorder, rank, kind = asked[one.pid], ranks[one.pid], stack_tree.kind_of(one)
-        if recorder.record:
+        # A file of TorchComms' is of a time-out, what the server says is of now.
+        is_old = recorder.is_torchcomms and job.has_debug_server()
+        if recorder.record and not is_old:
             record = flight_records.read(recorder.record.encode())
             job.records[kind, rank] = groups.setdefault(kind, {})[rank] = record
             where = f"{one.node}:{recorder.path}" if one.node else recorder.path
             last = json.dumps(record["entries"][-1:])
             texts.append(f"rank {rank}: {where}\n{last}")
     if not groups:
+        return Finding(name, tuple(_how_to_arm(job, asked.values())))
+    said = []
+    for kind, records in groups.items():
+        told = _missing(job, kind, records)
+        if not told and any(one["entries"] for one in records.values()):
+            told = "no collective that a rank has not entered"
+        if told:
+            said.append(f"flight recorder: {told}")
+    return Finding(name, tuple(said), "\n".join(texts))
+
+
+def _missing(job: Job, kind: str, records: Mapping[int, flight_records.Record]) -> str:
+    """The collective that not all ranks of a kind have entered; empty for none."""
+    mine = {one.role.rank for one in job.ranks() if stack_tree.kind_of(one) == kind}
+    silent = sorted(r for r in mine if r is not None and r not in records)
+    missing = flight_records.find_missing(records, silent)
+    return missing.text() if missing else ""
+
+
+def _how_to_arm(job: Job, recorders: Collection[Recorder]) -> Iterator[str]:
+    """Why no record came, and what to do about it before the next attempt."""
+    ours = [one for one in recorders if not one.is_torchcomms]
+    if ours:
         armed = (
             "armed, but no record came"
-            if any(one.asked for one in asked.values())
+            if any(one.asked for one in ours)
             else "not armed; for the next attempt: export "
             f"{flight_files.PIPE}=/tmp/gkd-fr-  {flight_files.SIZES[1]}=2000 "
             "(see gkd env --debug)"
         )
-        return Finding(name, (f"flight recorder of NCCL: {armed}",))
-    said = []
-    for kind, records in groups.items():
-        mine = {ranks[o.pid] for o in job.ranks() if stack_tree.kind_of(o) == kind}
-        missing = flight_records.find_missing(records, sorted(mine - records.keys()))
-        told = (
-            missing.text() if missing else "no collective that a rank has not entered"
+        yield f"flight recorder of NCCL: {armed}"
+    if len(ours) < len(recorders) and not job.has_debug_server():
+        yield (
+            "flight recorder of TorchComms: nothing to ask it by; for the next "
+            "attempt call torch.distributed.debug.start_debug_server() on every rank"
         )
-        said.append(f"flight recorder: {told}")
-    return Finding(name, tuple(said), "\n".join(texts))
 
 
 def _debug_server(job: Job) -> Finding | None:
@@ -225,13 +252,24 @@ def _debug_server(job: Job) -> Finding | None:
     kinds = {stack_tree.kind_of(one) for one in job.ranks()}
 
     def said(node: str, one: Answer) -> list[str]:
-        for rank, text in _RECORDS.findall(one.text):
+        records: dict[int, flight_records.Record] = {}
+        for rank, where, text in _RECORDS.findall(one.text):
             with contextlib.suppress(flight_records.RecordError):
                 record = flight_records.read(html.unescape(text).encode())
-                if len(kinds) == 1:  # else nothing tells whose it is
-                    job.records.setdefault((min(kinds), int(rank)), record)
+                if rank_servers.TORCHCOMMS in where:
+                    record = flight_records.outstanding(record)
+                known = records.get(int(rank))
+                record = flight_records.merged(known, record) if known else record
+                records[int(rank)] = record
         where = f"{one.address} on {node}" if node else one.address
-        return [f"torch's debug server at {where} has answered (its text is kept)"]
+        lines = [f"torch's debug server at {where} has answered (its text is kept)"]
+        if len(kinds) == 1:  # else nothing tells whose they are
+            kind = min(kinds)
+            for number, record in records.items():
+                job.records.setdefault((kind, number), record)
+            if told := _missing(job, kind, records):
+                lines.append(f"flight recorder: {told}")
+        return lines
 
     def plain(page: str) -> str:
         return re.sub("<[^>]*>", "", html.unescape(page))

@@ -1,8 +1,9 @@
-"""The records of NCCL's flight recorder that the ranks on one machine leave or give.
+"""The flight records, NCCL's or TorchComms', that one machine's ranks leave or give.
 
 torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp (DumpPipe): a byte in a rank's pipe
-asks for its record, which is written to a file. Nothing is signalled or ended. This
-also runs on a job's other nodes (see ``node_agent``).
+asks for its record, which is written to a file. TorchComms has no pipe: it writes one
+when torch's debug server has heard that a collective timed out. Nothing is signalled or
+ended. This also runs on a job's other nodes (see ``node_agent``).
 """
 
 from __future__ import annotations
@@ -22,24 +23,28 @@ from pytest_gkd.processes import procfs
 
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+TORCHCOMMS_DUMP = "TORCHCOMM_FR_DUMP_TEMP_FILE"
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-# Where torch writes a record without either: 2.9 to 2.15, and 2.3 to 2.8.
-DEFAULTS = (".cache/torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")  # noqa: S108
+# Where torch writes a record without either, 2.9 to 2.15 below the cache directory,
+# as TorchComms does, and 2.3 to 2.8.
+DEFAULTS = ("torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")  # noqa: S108
 MOST_BYTES = 64 << 20
 PIPE_S = 12.0  # torch looks at its pipe once a second, and py-spy has held the rank
 
 
 class Recorder(NamedTuple):
     """A rank's flight recorder: whether it was asked for its record, and the record as
-    JSON with the file that holds it, both empty where there is none."""
+    JSON with the file that holds it, both empty where there is none. ``is_torchcomms``
+    tells whose it is, TorchComms' or NCCL's."""
 
     asked: bool = False
     path: str = ""
     record: str = ""
+    is_torchcomms: bool = False
 
 
 def ask(ranks: Mapping[int, int]) -> dict[int, Recorder]:
-    """The recorders of those processes that use NCCL, by pid.
+    """The recorders of those processes that use NCCL or TorchComms, by pid.
 
     ``ranks`` are the processes' ranks by pid. Takes PIPE_S seconds at most.
     """
@@ -49,20 +54,27 @@ def ask(ranks: Mapping[int, int]) -> dict[int, Recorder]:
     since: dict[int, float] = {}
     found: dict[int, Recorder] = {}
     for pid, rank in ranks.items():
-        if uses_nccl(pid):
+        is_torchcomms = uses_torchcomms(pid)
+        if is_torchcomms or uses_nccl(pid):
             environ = procfs.environ(pid)
             stem = environ.get(PIPE)
             pipe = path_of(pid, f"{stem}{rank}.pipe") if stem else None
-            places[pid] = _dump_files(pid, environ, rank)
+            variables = (TORCHCOMMS_DUMP,) if is_torchcomms else DUMPS
+            told = [environ[name] for name in variables if environ.get(name)]
+            stems = told or default_stems(environ)
+            places[pid] = [path_of(pid, f"{one}{rank}") for one in stems]
             asked = pipe is not None and write_to(pipe)
-            found[pid] = Recorder(asked)
+            found[pid] = Recorder(asked, is_torchcomms=is_torchcomms)
             # Without being asked a rank has written at a timeout, which counts; what
             # was there before it began is another run's.
             since[pid] = began - 1 if asked else _began(pid)
     while True:
         for pid, paths in places.items():
-            if not found[pid].record and (read := _newest(paths, since[pid])):
-                found[pid] = Recorder(found[pid].asked, *read)
+            one = found[pid]
+            if not one.record and (
+                read := _newest(paths, since[pid], one.is_torchcomms)
+            ):
+                found[pid] = one._replace(path=read[0], record=read[1])
         waits = any(one.asked and not one.record for one in found.values())
         if not waits or monotonic() > until:
             return found
@@ -71,12 +83,21 @@ def ask(ranks: Mapping[int, int]) -> dict[int, Recorder]:
 
 def uses_nccl(pid: int) -> bool:
     """Whether a process has NCCL loaded and a GPU open."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
-    except OSError:
-        return False
+    maps = _maps(pid)
     # torch's CUDA build has it loaded on machines without a GPU as well.
     return "libnccl" in maps and "/dev/nvidia" in maps
+
+
+def uses_torchcomms(pid: int) -> bool:
+    """Whether a process has one of TorchComms' backends loaded, on a GPU or not."""
+    return "/torchcomms/_comms_" in _maps(pid)
+
+
+def _maps(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
+    except OSError:
+        return ""
 
 
 def path_of(pid: int, name: str) -> Path:
@@ -114,14 +135,16 @@ def _began(pid: int) -> float:
         return time.time()
 
 
-def _dump_files(pid: int, environ: Mapping[str, str], rank: int) -> list[Path]:
-    home = environ.get("HOME", "/")
-    told = [environ[name] for name in DUMPS if environ.get(name)]
-    places = told or [str(Path(home) / DEFAULTS[0]), DEFAULTS[1]]
-    return [path_of(pid, f"{place}{rank}") for place in places]
+def default_stems(environ: Mapping[str, str]) -> list[str]:
+    """The names, but for the rank, of the files where no variable tells them."""
+    home = Path(environ.get("HOME", "/tmp"), ".cache")  # noqa: S108 - as torch does
+    caches = dict.fromkeys((Path(environ.get("XDG_CACHE_HOME") or home), home))
+    return [*(str(cache / DEFAULTS[0]) for cache in caches), DEFAULTS[1]]
 
 
-def _newest(paths: Sequence[Path], since: float) -> tuple[str, str] | None:
+def _newest(
+    paths: Sequence[Path], since: float, is_torchcomms: bool
+) -> tuple[str, str] | None:
     """The newest file with a record, and the record as JSON."""
     found: list[tuple[float, str, str]] = []
     for path in paths:
@@ -133,6 +156,8 @@ def _newest(paths: Sequence[Path], since: float) -> tuple[str, str] | None:
                 is_file = stat.S_ISREG(about.st_mode) and about.st_size <= MOST_BYTES
                 if is_file and about.st_mtime >= since:
                     record = flight_records.read(file.read(MOST_BYTES))
+                    if is_torchcomms:
+                        record = flight_records.outstanding(record)
                     text = flight_records.shortened(record)
                     found.append((about.st_mtime, str(path), text))
         except (OSError, flight_records.RecordError):

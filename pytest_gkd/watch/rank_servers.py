@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import socket
+import urllib.error
 import urllib.request
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -24,7 +25,8 @@ MOST_BYTES = 64 << 20
 RAS, DEBUG = "ncclras", "torch debug server"
 RAS_PORT = 28028
 DEBUG_PORT = 25999
-PAGES = ("stacks", "fr_trace_json")
+RECORDS, TORCHCOMMS = "fr_trace_json", "torchcomms_fr_trace_json"
+PAGES = ("stacks", RECORDS, TORCHCOMMS)
 ASK_S = 5.0
 # Where a rank does not answer its RAS thread waits for it, src/ras/ras_internal.h:
 # RAS_COLLECTIVE_LEG_TIMEOUT_SEC and _EXTRA_TIMEOUT_SEC.
@@ -115,7 +117,13 @@ def _ras(host: str, port: int) -> str:
 
 def _debug(host: str, port: int) -> str:
     url = f"http://{address(host, port)}"
-    return "\n\n".join(f"{page}\n{_get(f'{url}/{page}')}" for page in PAGES)
+    told = []
+    for page in PAGES:
+        try:
+            told.append(f"{page}\n{_get(f'{url}/{page}')}")
+        except urllib.error.HTTPError as error:
+            told.append(f"{page}\n{error}")  # such as one that this torch has not got
+    return "\n\n".join(told)
 
 
 def _get(url: str) -> str:

@@ -228,11 +228,12 @@ class Watch:
         doubted = seems_still or self.verdict.word in (STUCK, HELD)
         first = self._first or self._told_at
         stepped = first is not None and progress.step_at > first.at
+        # To be asked for all that a report holds makes a job run, and print.
+        is_asked = self._report is not None
         if first is not None and (
-            stepped or (not overdue and self._spoke(first, sample))
+            stepped or (not (overdue or is_asked) and self._spoke(first, sample))
         ):
             self._goes_on(sample)
-        # To be asked for all that a report holds makes a job run.
         elif (self.look or self._report) is None and (
             self._late is not None
             or self._is_overtime(now)
