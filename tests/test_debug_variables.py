@@ -88,7 +88,7 @@ def test_a_dump_on_timeout_has_another_name_since_2_15(has: dict[str, str]) -> N
 
 
 def test_of_torchcomms_is_told_only_where_it_is_installed(has: dict[str, str]) -> None:
-    name = "TORCHCOMM_FR_DUMP_TEMP_FILE"
+    name = "TORCHCOMM_FR_BUFFER_SIZE"
     advice = debug_variables.advice()
     assert name not in _names(advice)
     assert "torchcomms" not in " ".join(advice.left_out)

@@ -19,6 +19,7 @@ from pathlib import Path
 import live_jobs
 import pytest
 
+from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.processes import oom, procfs, tree
 from pytest_gkd.watch import evidence, flight_files, rank_servers, ray_places, waits
 from pytest_gkd.watch.evidence import Evidence, Finding
@@ -133,25 +134,17 @@ def test_who_is_not_armed_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
     found = _only(monkeypatch, "flight recorder", _of(os.getpid(), "rank", 0))
     assert found is not None
     assert "export TORCH_NCCL_DEBUG_INFO_PIPE_FILE=" in found.said[0]
+
+
+def test_who_uses_torchcomms_without_a_server_is_told_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _only(monkeypatch, rank_servers.DEBUG, _of(os.getpid(), "rank", 0)) is None
     monkeypatch.setattr(flight_files, "uses_torchcomms", lambda _: True)
-    found = _only(monkeypatch, "flight recorder", _of(os.getpid(), "rank", 0))
+    found = _only(monkeypatch, rank_servers.DEBUG, _of(os.getpid(), "rank", 0))
     assert found is not None
     (line,) = found.said
     assert "start_debug_server()" in line
-
-
-def test_where_a_server_tells_what_torchcomms_left_in_a_file_does_not_count(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recorder = Recorder(record='{"entries": []}', is_torchcomms=True)
-    far = replace(_of(1 << 22, "rank", 0), node="b", recorder=recorder)
-    source = {"flight recorder": evidence.SOURCES["flight recorder"]}
-    monkeypatch.setattr(evidence, "SOURCES", source)
-    for server, kept in (("ncclras", 1), (rank_servers.DEBUG, 0)):
-        node = NodeSample("b", number=1, servers={server: Answer("b:1")})
-        asked = evidence.collect([far], None, 60, [node])
-        assert len(asked.known.records) == kept
-        assert asked.said == ()
 
 
 def test_a_pipe_without_a_reader_and_a_file_are_left_alone(tmp_path: Path) -> None:
@@ -208,7 +201,9 @@ def _debugged(
         live_jobs.wait_for(tmp_path, "ready*", 2)
         until = time.monotonic() + 60
         found = None
-        while found is None and time.monotonic() < until:
+        while time.monotonic() < until and (
+            found is None or ("WAITS" in told and len(found.said) < 2)
+        ):
             below = {p.pid: procfs.environ(p.pid) for p in tree.descendants(pid)}
             ranks = {one: told["RANK"] for one, told in below.items() if "RANK" in told}
             processes = [_of(one, "rank", int(rank)) for one, rank in ranks.items()]
@@ -236,36 +231,108 @@ def test_torchs_real_debug_server_is_asked(
     assert not [line for line in found.said if "flight recorder" in line]
 
 
+def _of_torchcomms(collectives: int, cut: int = 0) -> dict[str, object]:
+    """What TorchComms answers after so many, the first of which it may have lost."""
+    entries = [
+        {
+            "collective_seq_id": number,
+            "process_group": ["0", "gloo"],
+            "profiling_name": "gloo:all_reduce",
+            "input_sizes": [[3]],
+            "input_dtypes": ["Float"],
+            "time_created_ns": 1_795_936_269_791_350_516 + number,
+            "is_p2p": False,
+            "retired": True,
+        }
+        for number in range(cut, collectives)
+    ]
+    groups = {"0": {"desc": "gloo", "name": "0", "ranks": "[0,1]"}}
+    return {"version": "2.10", "entries": entries, "pg_config": groups}
+
+
+def _bytes(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
 @pytest.mark.needs("torch")
 def test_it_is_asked_for_the_records_of_torchcomms_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By TorchComms itself where it is installed, else by what it answers."""
-    entry = {
-        "collective_seq_id": 12,
-        "process_group": ["0", "gloo"],
-        "profiling_name": "gloo:all_reduce",
-        "input_sizes": [[3]],
-        "input_dtypes": ["Float"],
-        "time_created_ns": 1_795_936_269_791_350_516,
-        "is_p2p": False,
-        "retired": False,
-    }
-    groups = {"0": {"desc": "gloo", "name": "0", "ranks": "[0,1]"}}
     told = {"TORCH_DISTRIBUTED_USE_TORCHCOMMS": "1", "WAITS": ""}
     if importlib.util.find_spec("torchcomms") is None:
-        record = {"version": "2.10", "pg_config": groups}
-        told = {
-            "RECORD0": json.dumps({**record, "entries": [entry]}),
-            "RECORD1": json.dumps(record),
-        }
+        told = {"RECORD0": json.dumps(_of_torchcomms(2))}
+        told["RECORD1"] = json.dumps(_of_torchcomms(1))
     asked, found = _debugged(tmp_path, monkeypatch, **told)
     (line,) = (line for line in found.said if "flight recorder" in line)
     assert line == (
-        "flight recorder: gloo:all_reduce of Float[3]: entered by rank 0; rank 1 had "
-        "not"
+        "flight recorder: collective 2, gloo:all_reduce of Float[3]: entered by rank "
+        "0; rank 1 had entered 1"
     )
     assert set(asked.known.records) == {("rank", 0), ("rank", 1)}
+
+
+@pytest.mark.parametrize(
+    ("texts", "line"),
+    [
+        (
+            (_of_torchcomms(2), None),
+            "flight recorder: collective 2, gloo:all_reduce of Float[3]: entered by "
+            "rank 0; no record of rank 1",
+        ),
+        ((_of_torchcomms(0), _of_torchcomms(0)), ""),
+        (
+            (_of_torchcomms(2), _of_torchcomms(3, cut=1)),
+            "flight recorder of TorchComms: it no longer holds the first operations, "
+            "from which they are counted; for the next attempt: export "
+            "TORCHCOMM_FR_BUFFER_SIZE=100000",
+        ),
+    ],
+    ids=["one rank does not answer", "it is not used", "one has lost the first"],
+)
+def test_what_torchcomms_cannot_tell_is_not_said_of_a_rank(
+    monkeypatch: pytest.MonkeyPatch, texts: tuple[object, ...], line: str
+) -> None:
+    pages = [
+        f"<h2>Rank {rank}: http://a:1/handler/{rank_servers.TORCHCOMMS}</h2>\n<pre>"
+        + json.dumps(flight_records.counted(flight_records.read(_bytes(one))))
+        + "</pre>"
+        for rank, one in enumerate(texts)
+        if one is not None
+    ]
+    node = NodeSample(
+        "b", number=1, servers={rank_servers.DEBUG: Answer("b:1", "\n".join(pages))}
+    )
+    ranks = [replace(_of((1 << 22) + n, "rank", n), node="b") for n in range(2)]
+    source = {rank_servers.DEBUG: evidence.SOURCES[rank_servers.DEBUG]}
+    monkeypatch.setattr(evidence, "SOURCES", source)
+    asked = evidence.collect(ranks, None, 60, [node])
+    _, *said = asked.said
+    assert said == [line] * bool(line)
+
+
+def test_a_page_that_does_not_come_loses_no_other() -> None:
+    class Pages(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/stacks" else 404)
+            self.end_headers()
+            if self.path == "/stacks":
+                self.wfile.write(b"all stacks")
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = server.server_port
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rank_servers, "DEBUG_PORT", port)
+            ports = {port: rank_servers.Listener(1, "127.0.0.1")}
+            found = rank_servers.answer(rank_servers.DEBUG, [], ports)
+            patch.setattr(rank_servers, "PAGES", ("fr_trace_json",))
+            nothing = rank_servers.answer(rank_servers.DEBUG, [], ports)
+        server.shutdown()
+    assert found is not None
+    assert found.text == "stacks\nall stacks"
+    assert nothing is not None
+    assert "404" in nothing.problem
 
 
 RAS = """

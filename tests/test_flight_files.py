@@ -83,20 +83,19 @@ def test_the_cache_directory_may_be_elsewhere() -> None:
     assert flight_files.default_stems({}) == [f"/tmp/.cache/{own}", old]
 
 
-def test_of_a_file_of_torchcomms_what_is_done_is_left_out(
-    tmp_path: Path, rank: int, monkeypatch: pytest.MonkeyPatch
+def test_a_file_of_torchcomms_is_not_taken_for_torchs(
+    tmp_path: Path, rank: int
 ) -> None:
-    monkeypatch.setattr(flight_files, "uses_torchcomms", lambda _: True)
+    """Both write to one place, and number differently."""
     path = tmp_path / f".cache/{flight_files.DEFAULTS[0]}3"
     path.parent.mkdir(parents=True)
-    (entry,) = json.loads(_record(40))["entries"]
-    done = {**entry, "collective_seq_id": 39, "retired": True}
-    path.write_text(json.dumps({"entries": [done, entry]}))
-    found = flight_files.ask({rank: 3})[rank]
-    assert found.is_torchcomms
-    assert found.path == str(path)
-    (left,) = json.loads(found.record)["entries"]
-    assert (left["recorder"], left["collective_seq_id"]) == ("torchcomms", 1)
+    record = json.loads(_record(40))
+    path.write_text(json.dumps(record))
+    assert _number(flight_files.ask({rank: 3})[rank]) == 40
+    (entry,) = record["entries"]
+    entry |= {"process_group": ["0", "nccl"], "profiling_name": "nccl:all_reduce"}
+    path.write_text(json.dumps(record))
+    assert flight_files.ask({rank: 3})[rank] == Recorder()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "folder", "text", "nothing"])

@@ -185,50 +185,66 @@ def test_ranks_of_groups_that_cannot_be_read_are_unknown(groups: Any) -> None:
 
 def _torchcomms(number: int, group: str, operation: str, **more: Any) -> dict[str, Any]:
     """As torchcomms 0.3 writes it: it numbers in one row, and knows no p2p."""
-    found = _entry(number, group, retired=False, is_p2p=False, **more)
-    sizes: dict[str, Any] = {} if more else {"input_sizes": [], "input_dtypes": []}
-    return {**found, **sizes, "profiling_name": f"gloo:{operation}"}
+    found = _entry(number, group, retired=True, is_p2p=False, **more)
+    named = {"process_group": [group, "gloo"], "profiling_name": f"gloo:{operation}"}
+    return {**found, **named}
 
 
-def test_of_torchcomms_only_what_is_not_done_is_compared() -> None:
+def _counted(*entries: dict[str, Any], **groups: list[int]) -> flight_records.Record:
+    raw = json.dumps(_record(*entries, **groups)).encode()
+    assert flight_records.is_torchcomms(flight_records.read(raw))
+    return flight_records.counted(flight_records.read(raw))
+
+
+def test_torchcomms_collectives_are_numbered_in_each_group() -> None:
     """Rank 2 is no member of the pair, and so behind in the numbers of all groups."""
-    tensor = {"input_sizes": [[4]]}
-    done = {**tensor, "retired": True}
-    pair = {"g0": [0, 1, 2], "gpair": [0, 1]}
-    waits = _record(
-        {**_torchcomms(9, "0", "all_reduce"), **done},
-        {**_torchcomms(10, "pair", "all_reduce"), **done},
-        _torchcomms(11, "pair", "send", **tensor),
-        _torchcomms(12, "0", "barrier"),
-        **pair,
+    groups = {"g0": [0, 1, 2], "gpair": [0, 1]}
+    barrier: dict[str, Any] = {"input_sizes": [], "input_dtypes": []}
+    whole = (
+        _torchcomms(0, "0", "split", **barrier),
+        _torchcomms(1, "0", "all_reduce"),
+        _torchcomms(2, "pair", "all_reduce"),
+        _torchcomms(3, "pair", "send"),
+        _torchcomms(4, "0", "all_reduce"),
+        _torchcomms(5, "0", "barrier", **barrier),
     )
-    # Outside the pair its making is never done, and there is room for more of a group.
-    absent = _record(
-        _torchcomms(0, "0", "split"),
-        {**_torchcomms(4, "0", "all_reduce"), **done},
-        {**_torchcomms(5, "0", "all_reduce"), **done},
-        **pair,
+    absent = (
+        _torchcomms(0, "0", "all_reduce"),
+        _torchcomms(1, "0", "all_reduce"),
+        _torchcomms(2, "0", "split", **barrier),
+        _torchcomms(3, "0", "split", **barrier),
     )
-    told = [flight_records.read(json.dumps(one).encode()) for one in (waits, absent)]
-    left, none = map(flight_records.outstanding, told)
-    missing = flight_records.find_missing({0: left, 1: left, 2: none}, [])
+    first, second = _counted(*whole, **groups), _counted(*absent, **groups)
+    missing = flight_records.find_missing({0: first, 1: first, 2: second}, [])
     assert missing is not None
-    told = "gloo:barrier of no tensor: entered by ranks 0-1; rank 2 had not"
-    assert missing.text() == told
-    assert (missing.mark, missing.name) == ("", "gloo:barrier")
-    assert flight_records.find_missing({0: left, 1: left}, [2]) is not None
-    both = _record(*left["entries"], g0=[0, 1])
+    assert missing.text() == (
+        "collective 3, gloo:barrier of no tensor: entered by ranks 0-1; rank 2 had "
+        "entered 2"
+    )
+    assert flight_records.find_missing({0: first, 1: first}, [2]) is not None
+    both = _counted(*whole, g0=[0, 1], gpair=[0, 1])
     assert flight_records.find_missing({0: both, 1: both}, []) is None
 
 
-def test_a_rank_that_has_two_recorders_is_compared_by_each() -> None:
-    ours = flight_records.read(json.dumps(_record(_entry(7), g0=[0, 1])).encode())
-    theirs = _record(_torchcomms(90, "0", "all_reduce", input_sizes=[[4]]))
-    read = flight_records.read(json.dumps(theirs).encode())
-    waits = flight_records.merged(ours, flight_records.outstanding(read))
-    assert [one["collective_seq_id"] for one in waits["entries"]] == [7, 1]
-    absent = flight_records.merged(ours, flight_records.outstanding(_record()))
-    missing = flight_records.find_missing({0: waits, 1: absent}, [])
+def test_groups_of_one_name_are_told_apart_by_their_ranks() -> None:
+    """As the tensor-parallel groups that a user splits off by one name."""
+    done = _counted(_torchcomms(0, "tp", "all_reduce"), gtp=[0, 1])
+    entries = [_torchcomms(number, "tp", "all_reduce") for number in range(2)]
+    waits = _counted(*entries, gtp=[2, 3])
+    absent = _counted(entries[0], gtp=[2, 3])
+    records = {0: done, 1: done, 2: waits, 3: absent}
+    missing = flight_records.find_missing(records, [])
     assert missing is not None
-    assert missing.group == "torchcomms:0"
-    assert (missing.sequence, missing.entered_by) == (0, [0])
+    assert (missing.entered_by, missing.behind) == ([2], {"3": 1})
+
+
+def test_a_record_that_lacks_the_first_operation_is_not_compared() -> None:
+    found = _counted(_torchcomms(1, "0", "all_reduce"))
+    assert found["is_cut"]
+    assert found["entries"] == []
+
+
+def test_torchs_own_record_is_not_taken_for_torchcomms() -> None:
+    for record in (_record(), _record(_entry(1)), _record({"pg_id": 3, **_entry(2)})):
+        read = flight_records.read(json.dumps(record).encode())
+        assert not flight_records.is_torchcomms(read)

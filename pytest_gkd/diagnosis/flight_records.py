@@ -3,7 +3,7 @@
 torch keeps the last collectives of each process group with their sequence numbers
 (torch/csrc/distributed/c10d/FlightRecorder.hpp); it writes them as a pickle, and
 returns them as JSON. TorchComms does the same, but for what the numbers count
-(comms/torchcomms/hooks/fr/FlightRecorder.cpp; see ``outstanding``).
+(comms/torchcomms/hooks/fr/FlightRecorder.cpp; see ``counted``).
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ MOST_LETTERS = 300
 MOST_READ, MOST_STACKS, MOST_TEXT, VALUE_LETTERS = 200, 5, 4000, 24
 _NUMBERS = ("collective_seq_id", "time_created_ns")
 _WORDS = ("profiling_name", "recorder", "state")
-TORCHCOMMS = "torchcomms"
-# What no rank of all waits for, or is never done, as a split for ranks outside it.
-_ALONE = ("send", "recv", "batch_op_issue", "new_window", "split", "finalize")
+# Not compared: what not all ranks of a group take part in, and what makes no tensor.
+_ALONE = ("send", "recv", "batch_op_issue", "new_window", "split")
 
 
 class RecordError(ValueError):
@@ -40,11 +39,10 @@ class RecordError(ValueError):
 class Missing:
     """The collective that some ranks entered last and others did not.
 
-    ``sequence`` counts the collectives of the process group ``group``, and is 0 where
-    nothing does, as in TorchComms; ``sizes`` are the shapes of the inputs, ``behind``
-    has the last sequence number of each rank that is behind. Ranks ``without_record``
-    were stopped, killed, or had not created the group yet. The fields go as they are
-    into the facts of a report.
+    ``sequence`` counts the collectives of the process group ``group``; ``sizes`` are
+    the shapes of the inputs, ``behind`` has the last sequence number of each rank that
+    is behind. Ranks ``without_record`` were stopped, killed, or had not created the
+    group yet. The fields go as they are into the facts of a report.
     """
 
     group: str
@@ -56,27 +54,14 @@ class Missing:
     behind: dict[str, int]
     without_record: list[int]
 
-    @property
-    def name(self) -> str:
-        """The operation and its number, where it has one: ``nccl:all_reduce #1041``."""
-        return f"{self.operation}{self.mark}"
-
-    @property
-    def mark(self) -> str:
-        """The number as it follows an operation's name; empty where there is none."""
-        return f" #{self.sequence}" if self.sequence else ""
-
     def text(self) -> str:
         """On one line."""
         pairs = zip(self.dtypes, self.sizes, strict=False)
         tensors = ", ".join(f"{dtype}{size}" for dtype, size in pairs) or "no tensor"
-        line = f"{self.operation} of {tensors}: entered by "
+        line = f"collective {self.sequence}, {self.operation} of {tensors}: entered by "
         line += f"{rank_words.name(self.entered_by)}"
-        if self.sequence:
-            line = f"collective {self.sequence}, {line}"
         for rank, at in self.behind.items():
-            numbered = f"; rank {rank} had entered {at}"
-            line += numbered if self.sequence else f"; rank {rank} had not"
+            line += f"; rank {rank} had entered {at}"
         if self.without_record:
             line += f"; no record of {rank_words.name(self.without_record)}"
         return line
@@ -113,30 +98,46 @@ def read(raw: bytes) -> Record:
     }
 
 
-def outstanding(record: Record) -> Record:
-    """What is not done yet of a record of TorchComms', numbered by process group.
+def is_torchcomms(record: Record) -> bool:
+    """Whether TorchComms wrote a record; see ``read``.
+
+    It describes a group by its backend, which torch puts before the operation alone.
+    """
+    entries = [_plain(one) for one in record["entries"]]
+    return bool(entries) and all(
+        entry.get("process_group", [""])[1:]
+        == [str(entry.get("profiling_name")).partition(":")[0]]
+        for entry in entries
+    )
+
+
+def counted(record: Record) -> Record:
+    """The last collective of each group, numbered from 1, in a record of TorchComms'.
 
     TorchComms numbers the operations of all groups of a process in one row, so that a
-    collective has another number on each rank; see ``read``. What all ranks of a group
-    have entered is done on all: of what is left each rank has the first in common.
+    collective has another number on each rank, and marks one done as soon as the call
+    has returned, so that only what was entered can be compared. None is left where the
+    record ``is_cut``: it no longer holds the first operation. Each group gets its ranks
+    into its name, since several may have the name that a user gave. See ``read``.
     """
-    counts: dict[str, int] = {}
-    entries = []
-    for entry in map(_plain, record["entries"]):
-        operation = str(entry.get("profiling_name")).rpartition(":")[2]
-        if not entry.pop("retired") and operation not in _ALONE:
-            entry["recorder"] = TORCHCOMMS
-            group = _group(entry)
-            entry["collective_seq_id"] = counts[group] = counts.get(group, 0) + 1
-            entries.append(entry)
-    return {**record, "entries": entries}
-
-
-def merged(first: Record, second: Record) -> Record:
-    """One record of two recorders of a rank; see ``read``."""
-    entries = [*first["entries"], *second["entries"]]
-    groups = {**first["pg_config"], **second["pg_config"]}
-    return {**first, "entries": entries, "pg_config": groups}
+    entries = [one for one in map(_plain, record["entries"]) if "process_group" in one]
+    is_cut = min(map(_number, entries), default=0) > 0
+    names: dict[str, str] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    last: dict[str, dict[str, Any]] = {}
+    for entry in [] if is_cut else entries:
+        told, operation = entry["process_group"][0], str(entry.get("profiling_name"))
+        if operation.rpartition(":")[2] in _ALONE:
+            continue
+        if told not in names:
+            ranks = _ranks(record["pg_config"].get(told))
+            names[told] = f"{told} {ranks}"
+            groups[names[told]] = {"ranks": ranks}
+        name = names[told]
+        number = _number(last[name]) + 1 if name in last else 1
+        counts = {"process_group": [name], "collective_seq_id": number}
+        last[name] = {**entry, **counts, "recorder": "torchcomms"}
+    return {"entries": [*last.values()], "pg_config": groups, "is_cut": is_cut}
 
 
 def shortened(record: Record) -> str:
@@ -207,7 +208,6 @@ def _plain(entry: Any) -> dict[str, Any]:
         "input_sizes": sizes and [_list(one, int, MOST_DIMENSIONS) for one in sizes],
         "input_dtypes": _words(entry.get("input_dtypes"), MOST_TENSORS),
         "is_p2p": entry.get("is_p2p", False) is True,
-        "retired": entry.get("retired", False) is True,
     }
     for name in (name for name in _WORDS if name in entry):
         found[name] = next(iter(_words([entry[name]], 1) or ()), None)
@@ -279,7 +279,7 @@ def find_missing(records: Mapping[int, Record], silent: list[int]) -> Missing | 
         if behind or without:
             return Missing(
                 group,
-                0 if newest.get("recorder") == TORCHCOMMS else last_number,
+                last_number,
                 str(newest.get("profiling_name", "a collective")),
                 newest["input_sizes"],
                 newest["input_dtypes"],

@@ -13,7 +13,7 @@ import re
 import socket
 import threading
 import urllib.error
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -33,7 +33,6 @@ from pytest_gkd.watch import (
     stack_tree,
     waiting,
 )
-from pytest_gkd.watch.flight_files import Recorder
 from pytest_gkd.watch.rank_servers import Answer
 from pytest_gkd.watch.samples import NodeSample, ProcessSample
 from pytest_gkd.watch.waits import Known, RayTask
@@ -106,10 +105,6 @@ class Job:
         told = rank_servers.answer(name, here, self.ports)
         far = ((node.name, node.servers.get(name)) for node in self.nodes)
         return [(node, one) for node, one in (("", told), *far) if one is not None]
-
-    def has_debug_server(self) -> bool:
-        far = (rank_servers.DEBUG in node.servers for node in self.nodes)
-        return rank_servers.DEBUG_PORT in self.ports or any(far)
 
     def ranks(self) -> list[ProcessSample]:
         return [
@@ -200,23 +195,26 @@ def _flight_recorder(job: Job) -> Finding | None:
     groups: dict[str, dict[int, flight_records.Record]] = {}
     for one in (o for o in job.ranks() if o.pid in asked):
         recorder, rank, kind = asked[one.pid], ranks[one.pid], stack_tree.kind_of(one)
-        # A file of TorchComms' is of a time-out, what the server says is of now.
-        is_old = recorder.is_torchcomms and job.has_debug_server()
-        if recorder.record and not is_old:
+        if recorder.record:
             record = flight_records.read(recorder.record.encode())
             job.records[kind, rank] = groups.setdefault(kind, {})[rank] = record
             where = f"{one.node}:{recorder.path}" if one.node else recorder.path
             last = json.dumps(record["entries"][-1:])
             texts.append(f"rank {rank}: {where}\n{last}")
     if not groups:
-        return Finding(name, tuple(_how_to_arm(job, asked.values())))
+        armed = (
+            "armed, but no record came"
+            if any(one.asked for one in asked.values())
+            else "not armed; for the next attempt: export "
+            f"{flight_files.PIPE}=/tmp/gkd-fr-  {flight_files.SIZES[1]}=2000 "
+            "(see gkd env --debug)"
+        )
+        return Finding(name, (f"flight recorder of NCCL: {armed}",))
     said = []
     for kind, records in groups.items():
         told = _missing(job, kind, records)
-        if not told and any(one["entries"] for one in records.values()):
-            told = "no collective that a rank has not entered"
-        if told:
-            said.append(f"flight recorder: {told}")
+        told = told or "no collective that a rank has not entered"
+        said.append(f"flight recorder: {told}")
     return Finding(name, tuple(said), "\n".join(texts))
 
 
@@ -228,43 +226,30 @@ def _missing(job: Job, kind: str, records: Mapping[int, flight_records.Record]) 
     return missing.text() if missing else ""
 
 
-def _how_to_arm(job: Job, recorders: Collection[Recorder]) -> Iterator[str]:
-    """Why no record came, and what to do about it before the next attempt."""
-    ours = [one for one in recorders if not one.is_torchcomms]
-    if ours:
-        armed = (
-            "armed, but no record came"
-            if any(one.asked for one in ours)
-            else "not armed; for the next attempt: export "
-            f"{flight_files.PIPE}=/tmp/gkd-fr-  {flight_files.SIZES[1]}=2000 "
-            "(see gkd env --debug)"
-        )
-        yield f"flight recorder of NCCL: {armed}"
-    if len(ours) < len(recorders) and not job.has_debug_server():
-        yield (
-            "flight recorder of TorchComms: nothing to ask it by; for the next "
-            "attempt call torch.distributed.debug.start_debug_server() on every rank"
-        )
-
-
 def _debug_server(job: Job) -> Finding | None:
     """torch.distributed.debug's server, where the job has started one."""
     kinds = {stack_tree.kind_of(one) for one in job.ranks()}
 
     def said(node: str, one: Answer) -> list[str]:
-        records: dict[int, flight_records.Record] = {}
+        # TorchComms', and torch's own.
+        theirs: dict[int, flight_records.Record] = {}
+        ours: dict[int, flight_records.Record] = {}
         for rank, where, text in _RECORDS.findall(one.text):
             with contextlib.suppress(flight_records.RecordError):
                 record = flight_records.read(html.unescape(text).encode())
-                if rank_servers.TORCHCOMMS in where:
-                    record = flight_records.outstanding(record)
-                known = records.get(int(rank))
-                record = flight_records.merged(known, record) if known else record
-                records[int(rank)] = record
+                some = theirs if where.endswith(rank_servers.TORCHCOMMS) else ours
+                some[int(rank)] = record
         where = f"{one.address} on {node}" if node else one.address
         lines = [f"torch's debug server at {where} has answered (its text is kept)"]
-        if len(kinds) == 1:  # else nothing tells whose they are
-            kind = min(kinds)
+        if any(record.get("is_cut") for record in theirs.values()):
+            lines.append(
+                "flight recorder of TorchComms: it no longer holds the first "
+                "operations, from which they are counted; for the next attempt: export "
+                "TORCHCOMM_FR_BUFFER_SIZE=100000"
+            )
+        elif len(kinds) == 1:  # else nothing tells whose they are
+            is_used = any(record["entries"] for record in theirs.values())
+            records, kind = theirs if is_used else ours, min(kinds)
             for number, record in records.items():
                 job.records.setdefault((kind, number), record)
             if told := _missing(job, kind, records):
@@ -274,7 +259,17 @@ def _debug_server(job: Job) -> Finding | None:
     def plain(page: str) -> str:
         return re.sub("<[^>]*>", "", html.unescape(page))
 
-    return _of_servers(job, rank_servers.DEBUG, said, plain)
+    found = _of_servers(job, rank_servers.DEBUG, said, plain)
+    if found is None and any(
+        flight_files.uses_torchcomms(one.pid) for one in job.ranks() if not one.node
+    ):
+        advice = (
+            "flight recorder of TorchComms: only torch's debug server gives it; for "
+            "the next attempt call torch.distributed.debug.start_debug_server() on "
+            "every rank"
+        )
+        return Finding(rank_servers.DEBUG, (advice,))
+    return found
 
 
 def _ncclras(job: Job) -> Finding | None:

@@ -1,9 +1,9 @@
-"""The flight records, NCCL's or TorchComms', that one machine's ranks leave or give.
+"""The records of NCCL's flight recorder that the ranks on one machine leave or give.
 
 torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp (DumpPipe): a byte in a rank's pipe
-asks for its record, which is written to a file. TorchComms has no pipe: it writes one
-when torch's debug server has heard that a collective timed out. Nothing is signalled or
-ended. This also runs on a job's other nodes (see ``node_agent``).
+asks for its record, which is written to a file. Nothing is signalled or ended. This
+also runs on a job's other nodes (see ``node_agent``). TorchComms has no pipe, and may
+have written its files at any time; torch's debug server gives its records.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 TORCHCOMMS_DUMP = "TORCHCOMM_FR_DUMP_TEMP_FILE"
 SIZES = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
-# Where torch writes a record without either, 2.9 to 2.15 below the cache directory,
-# as TorchComms does, and 2.3 to 2.8.
+# Where they are written without any: below the cache directory by torch 2.9 to 2.15
+# and by TorchComms, and below /tmp by torch 2.3 to 2.8.
 DEFAULTS = ("torch/comm_lib_trace_rank_", "/tmp/nccl_trace_rank_")  # noqa: S108
 MOST_BYTES = 64 << 20
 PIPE_S = 12.0  # torch looks at its pipe once a second, and py-spy has held the rank
@@ -34,17 +34,15 @@ PIPE_S = 12.0  # torch looks at its pipe once a second, and py-spy has held the 
 
 class Recorder(NamedTuple):
     """A rank's flight recorder: whether it was asked for its record, and the record as
-    JSON with the file that holds it, both empty where there is none. ``is_torchcomms``
-    tells whose it is, TorchComms' or NCCL's."""
+    JSON with the file that holds it, both empty where there is none."""
 
     asked: bool = False
     path: str = ""
     record: str = ""
-    is_torchcomms: bool = False
 
 
 def ask(ranks: Mapping[int, int]) -> dict[int, Recorder]:
-    """The recorders of those processes that use NCCL or TorchComms, by pid.
+    """The recorders of those processes that use NCCL, by pid.
 
     ``ranks`` are the processes' ranks by pid. Takes PIPE_S seconds at most.
     """
@@ -54,27 +52,22 @@ def ask(ranks: Mapping[int, int]) -> dict[int, Recorder]:
     since: dict[int, float] = {}
     found: dict[int, Recorder] = {}
     for pid, rank in ranks.items():
-        is_torchcomms = uses_torchcomms(pid)
-        if is_torchcomms or uses_nccl(pid):
+        if uses_nccl(pid):
             environ = procfs.environ(pid)
             stem = environ.get(PIPE)
             pipe = path_of(pid, f"{stem}{rank}.pipe") if stem else None
-            variables = (TORCHCOMMS_DUMP,) if is_torchcomms else DUMPS
-            told = [environ[name] for name in variables if environ.get(name)]
+            told = [environ[name] for name in DUMPS if environ.get(name)]
             stems = told or default_stems(environ)
             places[pid] = [path_of(pid, f"{one}{rank}") for one in stems]
             asked = pipe is not None and write_to(pipe)
-            found[pid] = Recorder(asked, is_torchcomms=is_torchcomms)
+            found[pid] = Recorder(asked)
             # Without being asked a rank has written at a timeout, which counts; what
             # was there before it began is another run's.
             since[pid] = began - 1 if asked else _began(pid)
     while True:
         for pid, paths in places.items():
-            one = found[pid]
-            if not one.record and (
-                read := _newest(paths, since[pid], one.is_torchcomms)
-            ):
-                found[pid] = one._replace(path=read[0], record=read[1])
+            if not found[pid].record and (read := _newest(paths, since[pid])):
+                found[pid] = Recorder(found[pid].asked, *read)
         waits = any(one.asked and not one.record for one in found.values())
         if not waits or monotonic() > until:
             return found
@@ -142,9 +135,7 @@ def default_stems(environ: Mapping[str, str]) -> list[str]:
     return [*(str(cache / DEFAULTS[0]) for cache in caches), DEFAULTS[1]]
 
 
-def _newest(
-    paths: Sequence[Path], since: float, is_torchcomms: bool
-) -> tuple[str, str] | None:
+def _newest(paths: Sequence[Path], since: float) -> tuple[str, str] | None:
     """The newest file with a record, and the record as JSON."""
     found: list[tuple[float, str, str]] = []
     for path in paths:
@@ -156,10 +147,9 @@ def _newest(
                 is_file = stat.S_ISREG(about.st_mode) and about.st_size <= MOST_BYTES
                 if is_file and about.st_mtime >= since:
                     record = flight_records.read(file.read(MOST_BYTES))
-                    if is_torchcomms:
-                        record = flight_records.outstanding(record)
-                    text = flight_records.shortened(record)
-                    found.append((about.st_mtime, str(path), text))
+                    if not flight_records.is_torchcomms(record):
+                        text = flight_records.shortened(record)
+                        found.append((about.st_mtime, str(path), text))
         except (OSError, flight_records.RecordError):
             continue  # it is not there, or not whole yet
     return max(found)[1:] if found else None

@@ -151,9 +151,8 @@ def _connection(row: Sequence[Any]) -> Connection:
 def _recorder(row: Sequence[Any] | None) -> Recorder | None:
     if row is None:
         return None
-    asked, path, record, is_torchcomms = row
-    path, record = sanitize.line(str(path)), str(record)
-    return Recorder(bool(asked), path, record, bool(is_torchcomms))
+    asked, path, record = row
+    return Recorder(bool(asked), sanitize.line(str(path)), str(record))
 
 
 def _gpu(row: Sequence[Any], node: str) -> GpuSample:

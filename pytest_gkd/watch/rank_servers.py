@@ -9,24 +9,33 @@ or ended.
 from __future__ import annotations
 
 import contextlib
+import html
 import http.client
+import json
+import re
 import socket
-import urllib.error
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from functools import partial
 from typing import NamedTuple
 
 import psutil
 
+from pytest_gkd.clock import monotonic
+from pytest_gkd.diagnosis import flight_records
 from pytest_gkd.processes import background, procfs
 
 MOST_BYTES = 64 << 20
 RAS, DEBUG = "ncclras", "torch debug server"
 RAS_PORT = 28028
 DEBUG_PORT = 25999
-RECORDS, TORCHCOMMS = "fr_trace_json", "torchcomms_fr_trace_json"
-PAGES = ("stacks", RECORDS, TORCHCOMMS)
+PAGES = ("stacks", "fr_trace_json")
+# A handler of each rank's own server: the debug server's page of it leaves out what has
+# returned, which on a GPU is nearly all.
+TORCHCOMMS = "torchcomms_fr_trace_json"
+_RANK = re.compile(r"<h2>(Rank \d{1,7}): (http://[^\s<>/]+)/handler/fr_trace_json")
+MOST_RANKS, AT_ONCE = 512, 16
 ASK_S = 5.0
 # Where a rank does not answer its RAS thread waits for it, src/ras/ras_internal.h:
 # RAS_COLLECTIVE_LEG_TIMEOUT_SEC and _EXTRA_TIMEOUT_SEC.
@@ -118,14 +127,39 @@ def _ras(host: str, port: int) -> str:
 def _debug(host: str, port: int) -> str:
     url = f"http://{address(host, port)}"
     told = []
+    failed: OSError | http.client.HTTPException | None = None
     for page in PAGES:
         try:
             told.append(f"{page}\n{_get(f'{url}/{page}')}")
-        except urllib.error.HTTPError as error:
-            told.append(f"{page}\n{error}")  # such as one that this torch has not got
-    return "\n\n".join(told)
+        except (OSError, http.client.HTTPException) as error:
+            failed = error  # a rank may answer for one page and not for another
+    if failed and not told:
+        raise failed
+    ranks = _RANK.findall("".join(told))[:MOST_RANKS]
+    return "\n\n".join([*told, *filter(None, _torchcomms(ranks))])
 
 
-def _get(url: str) -> str:
-    with DIRECT.open(url, timeout=ASK_S) as page:
+def _torchcomms(ranks: Sequence[tuple[str, str]]) -> Iterator[str]:
+    """What TorchComms has recorded in each rank, as the debug server shows the rest."""
+
+    def of(rank: str, server: str) -> str:
+        url = f"{server}/handler/{TORCHCOMMS}"
+        try:
+            record = flight_records.read(_get(url, data=b"").encode())
+        except (OSError, http.client.HTTPException, ValueError):
+            return ""  # such as from a rank that does not use it
+        text = json.dumps(flight_records.counted(record))
+        return f"<h2>{rank}: {url}</h2>\n<pre>{html.escape(text)}</pre>"
+
+    until = monotonic() + 2 * ASK_S
+    for first in range(0, len(ranks), AT_ONCE):
+        some = ranks[first : first + AT_ONCE]
+        asked = [background.begin("gkd-rank", partial(of, *one)) for one in some]
+        for one in asked:
+            with contextlib.suppress(futures.TimeoutError):  # Python 3.10's own
+                yield one.result(max(0.0, until - monotonic()))
+
+
+def _get(url: str, data: bytes | None = None) -> str:
+    with DIRECT.open(url, data, timeout=ASK_S) as page:
         return str(page.read(MOST_BYTES).decode("utf-8", "replace"))

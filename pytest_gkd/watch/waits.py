@@ -244,7 +244,7 @@ class _Job:
             return  # which waits for no other
         absent = sorted({*range(size)} - {one.role.rank for one in ranks})
         missing = self._missing(ranks)
-        numbered = missing.mark if missing else ""
+        numbered = f" #{missing.sequence}" if missing else ""
         if elsewhere:
             operations = " and ".join(inside)
             if missing and all(self._is(one, "gpu") for one in waiters):
@@ -261,7 +261,8 @@ class _Job:
             late = [r for r in ranks if str(r.role.rank) in missing.behind]
             came = [r for r in ranks if r.role.rank in missing.entered_by]
             if late and came:
-                yield _Edge(tuple(came), missing.name, tuple(late))
+                operation = f"{missing.operation} #{missing.sequence}"
+                yield _Edge(tuple(came), operation, tuple(late))
         elif len(inside) > 1 and not elsewhere:
             (first, some), *others = inside.items()
             for operation, rest in others:

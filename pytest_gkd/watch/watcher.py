@@ -326,7 +326,9 @@ class Watch:
             return
         found = verdicts.compare(first, sample, self.progress, self.usual)
         if found.word == STUCK and self.verdict.word == STUCK:
-            found = replace(found, since_s=sample.at - sample.output_at)
+            longer_s = self.verdict.since_s + sample.at - first.at
+            since_s = max(longer_s, sample.at - sample.output_at)
+            found = replace(found, since_s=since_s)
         self._is(found, sample)
         if found.word == SLOW and not any(one.threads for one in sample.processes):
             for one in sample.unseen:
@@ -466,6 +468,7 @@ class Watch:
             return
         done, self._report = self._report, None
         self._forget_looks()
+        self._take_sample(monotonic())  # what was printed until now was asked for
         self._told_at = self._sample
         report = self._result("the report", done)
         is_overtime = self._is_overtime(monotonic())
