@@ -264,13 +264,15 @@ def test_a_report_that_makes_the_job_run_is_no_sign_of_work(
         Clock.now += 1.0
         if watch.verdict.word == STUCK and ran_s < 30:
             ran_s, said, said_at = ran_s + 1.0, said + 500, Clock.now
+        watch.tick(b"")
         if second == 60:
+            said, said_at = said + 500, Clock.now
             makes.set()
             until(is_reported, "no report")
-        watch.tick(b"")
         if watch.look is not None:
             watch.look.result()
     assert watch.verdict.word == STUCK
+    assert watch.verdict.since_s > 60, "for as long as it stands, not as it is silent"
     assert not [line for line in told if "moves again" in line], told
     assert not [line for line in told if "goes on" in line], told
     assert len([line for line in told if line.startswith("stuck for")]) == 1, told

@@ -105,7 +105,7 @@ class Watch:
         self.look: Future[JobSample] | None = None
         self._report: Future[stuck_report.Report] | None = None
         self._why_slow: Future[dict[str, Any]] | None = None
-        self._look_at = self._busy_at = 0.0
+        self._look_at = self._busy_at = self._stuck_since = 0.0
         self.ends: deque[tuple[float, ProcessSample]] = deque(maxlen=MOST_ENDS)
         self._looks = 0
         self._late: Mark | None = None
@@ -325,10 +325,12 @@ class Watch:
         if not first.processes or not sample.processes:
             return
         found = verdicts.compare(first, sample, self.progress, self.usual)
-        if found.word == STUCK and self.verdict.word == STUCK:
-            longer_s = self.verdict.since_s + sample.at - first.at
-            since_s = max(longer_s, sample.at - sample.output_at)
-            found = replace(found, since_s=since_s)
+        if found.word == STUCK:
+            since = sample.at - found.since_s
+            if self.verdict.word == STUCK:
+                since = min(since, self._stuck_since)
+            self._stuck_since = since
+            found = replace(found, since_s=sample.at - since)
         self._is(found, sample)
         if found.word == SLOW and not any(one.threads for one in sample.processes):
             for one in sample.unseen:
