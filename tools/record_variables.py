@@ -30,7 +30,8 @@ from packaging.version import Version
 PLACE = Path(__file__).parents[1] / "pytest_gkd/job/schemas/variables.json"
 PREFIXES = (
     *("VLLM", "SGLANG", "NCCL", "GLOO", "CUDA", "PYTORCH", "TORCH", "TORCHCOMM"),
-    *("TORCHINDUCTOR", "TORCHDYNAMO", "RAY", "HF", "TRANSFORMERS", "TOKENIZERS", "WANDB"),
+    *("TORCHINDUCTOR", "TORCHDYNAMO", "RAY", "HF", "TRANSFORMERS", "TOKENIZERS"),
+    "WANDB",
 )
 NAME = (
     rb"(?!TORCH_LIBRARY_)(?:"
