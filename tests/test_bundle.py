@@ -524,13 +524,19 @@ def test_flight_records_are_in_it_and_a_hostile_one_takes_no_memory(
     # Eleven bytes that ask for 4 GiB: the place of a memo that no pickle reaches.
     Path(f"{stem}1").write_bytes(b"\x80\x02}r\x00\x00\x00\x10.")
     began = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    told = bundle(tmp_path, TORCH_FR_DUMP_TEMP_FILE=f"{stem}", HOME=f"{tmp_path}")
+    theirs = tmp_path / "torchcomms_0"
+    theirs.write_bytes(pickle.dumps({"entries": [{**entry, "collective_seq_id": 9}]}))
+    places = {"TORCHCOMM_FR_DUMP_TEMP_FILE": f"{tmp_path}/torchcomms_"}
+    places |= {"TORCH_FR_DUMP_TEMP_FILE": f"{stem}", "HOME": f"{tmp_path}"}
+    told = bundle(tmp_path, **places)
     assert told.returncode == 0, told.stderr
     used = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     assert used <= max(began, 1 << 20)  # KiB
     files = unpacked(tmp_path / "b.tar.gz")
     (read,) = json.loads(files["flight-records/rank_0.json"])["entries"]
     assert read["collective_seq_id"] == 7
+    (read,) = json.loads(files["flight-records/torchcomms_0.json"])["entries"]
+    assert read["collective_seq_id"] == 9
     assert f"{stem}1: neither JSON nor a pickle: MemoryError" in files["missing.txt"]
 
 

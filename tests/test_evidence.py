@@ -273,30 +273,37 @@ def test_it_is_asked_for_the_records_of_torchcomms_as_well(
     assert set(asked.known.records) == {("rank", 0), ("rank", 1)}
 
 
+TORCHS_OWN = (
+    "flight recorder: collective 9, gloo:broadcast of Float[3]: entered by rank 0; "
+    "rank 1 had entered 8"
+)
+
+
 @pytest.mark.parametrize(
-    ("texts", "line"),
+    ("texts", "lines"),
     [
         (
             (_of_torchcomms(2), None),
-            "flight recorder: collective 2, gloo:all_reduce of Float[3]: entered by "
-            "rank 0; no record of rank 1",
+            [
+                "flight recorder: collective 2, gloo:all_reduce of Float[3]: entered "
+                "by rank 0; no record of rank 1"
+            ],
         ),
-        (
-            (_of_torchcomms(0), _of_torchcomms(0)),
-            "flight recorder: collective 9, gloo:broadcast of Float[3]: entered by "
-            "rank 0; rank 1 had entered 8",
-        ),
+        ((_of_torchcomms(0), _of_torchcomms(0)), [TORCHS_OWN]),
         (
             (_of_torchcomms(2), _of_torchcomms(3, cut=1)),
-            "flight recorder of TorchComms: it no longer holds the first operations, "
-            "from which they are counted; for the next attempt: export "
-            "TORCHCOMM_FR_BUFFER_SIZE=100000",
+            [
+                "flight recorder of TorchComms: it no longer holds the first "
+                "operations, from which they are counted; for the next attempt: export "
+                "TORCHCOMM_FR_BUFFER_SIZE=100000",
+                TORCHS_OWN,
+            ],
         ),
     ],
     ids=["one rank does not answer", "it is not used", "one has lost the first"],
 )
 def test_what_torchcomms_cannot_tell_is_not_said_of_a_rank(
-    monkeypatch: pytest.MonkeyPatch, texts: tuple[object, ...], line: str
+    monkeypatch: pytest.MonkeyPatch, texts: tuple[object, ...], lines: list[str]
 ) -> None:
     own = {"profiling_name": "gloo:broadcast", "process_group": ["0", "default_pg"]}
     (entry,) = _of_torchcomms(1)["entries"]
@@ -320,8 +327,9 @@ def test_what_torchcomms_cannot_tell_is_not_said_of_a_rank(
     source = {rank_servers.DEBUG: evidence.SOURCES[rank_servers.DEBUG]}
     monkeypatch.setattr(evidence, "SOURCES", source)
     asked = evidence.collect(ranks, None, 60, [node])
-    _, said = asked.said
-    assert said == line
+    _, *said = asked.said
+    assert said == lines
+    assert set(asked.known.records) == {("rank", n) for n in range(2) if texts[n]}
 
 
 def test_a_page_that_does_not_come_loses_no_other() -> None:

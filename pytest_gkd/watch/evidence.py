@@ -241,15 +241,16 @@ def _debug_server(job: Job) -> Finding | None:
                 some[int(rank)] = record
         where = f"{one.address} on {node}" if node else one.address
         lines = [f"torch's debug server at {where} has answered (its text is kept)"]
-        if any(record.get("is_cut") for record in theirs.values()):
+        is_cut = any(record.get("is_cut") for record in theirs.values())
+        if is_cut:
             lines.append(
                 "flight recorder of TorchComms: it no longer holds the first "
                 "operations, from which they are counted; for the next attempt: export "
                 "TORCHCOMM_FR_BUFFER_SIZE=100000"
             )
-        elif len(kinds) == 1:  # else nothing tells whose they are
+        if len(kinds) == 1:  # else nothing tells whose they are
             is_used = any(record["entries"] for record in theirs.values())
-            records, kind = theirs if is_used else ours, min(kinds)
+            records, kind = theirs if is_used and not is_cut else ours, min(kinds)
             for number, record in records.items():
                 job.records.setdefault((kind, number), record)
             if told := _missing(job, kind, records):
