@@ -58,3 +58,34 @@ def test_a_run_at_work_says_exactly_where_it_is(
         f"running: at work when the log ends ({far}, 11 s a step), and nothing failed; "
         f"if nothing was added since {at(57)} it is stuck in the "
     )
+
+
+# The forms of a last step, and whether steps of further epochs may follow it.
+LAST_STEPS = {
+    "INFO step {n}/5 loss 2.1": True,
+    "INFO step {n} of 5 | loss 2.1": True,
+    "INFO Epoch 3/3 step {n}/5 loss 2.1": True,
+    "iteration        {n}/       5 | consumed samples: 64 | lm loss: 2.3E+00 |": True,
+    "{{'loss': 0.5, 'epoch': 2.0, 'global_step/max_steps': '{n}/5'}}": True,
+    "INFO Epoch 1/3 step {n}/5 loss 2.1": False,
+    "INFO epoch 1 step {n}/5 loss 2.1": False,
+    "INFO step {n}/6 loss 2.1": False,
+}
+
+
+@pytest.mark.parametrize("form", LAST_STEPS)
+def test_a_run_that_ends_with_its_last_step_is_not_stuck_in_it(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.log"
+    lines = [f"{at(n)} {form.format(n=n)}" for n in range(1, 6)]
+    path.write_text("\n".join(lines) + "\n")
+    is_last = LAST_STEPS[form]
+    assert command.main(["diagnose", str(path), "--now=12:00"]) == (not is_last)
+    said = " ".join(capsys.readouterr().out.split())
+    if is_last:
+        assert said.startswith("running: every step is done when the log ends (step 5 ")
+        assert "is in what follows, such as a last checkpoint" in said
+        assert "step 5 of 5 is done: saving may have begun" in said
+    else:
+        assert said.startswith("hung: stopped during the training step")

@@ -46,7 +46,11 @@ _SAVED = Pattern(
     rb"(?i)\b(?:saved|written|wrote|exported|uploaded|pushed)\b"
     rb".{0,80}\b(?:to|in|into|at)\b\W{0,3}[\w~./:-]{2,200}\W*$"
 )
-_COUNTER = Pattern(rb"\b(\d{1,9}) ?/ ?(\d{1,9})\b")
+_COUNTER = Pattern(rb"\b(\d{1,9}) ?(?:/|of) ?(\d{1,9})\b")
+# An epoch, in which the steps may be counted anew; not the Trainer's, such as 2.0.
+_EPOCH = Pattern(
+    rb"(?i)\bepoch\W{1,4}(?P<at>\d{1,6})(?P<part>\.\d)?(?: ?(?:/|of) ?(?P<of>\d{1,6}))?"
+)
 # A traceback that begins in the program's main module.
 _UNCAUGHT = Pattern(
     rb"(?m)^(?:\[rank\d+\]: *)?Traceback \(most recent call last\):\r?\n"
@@ -103,6 +107,15 @@ def _no_step_is_left(last: list[bytes]) -> bool:
     found = ([*_COUNTER.finditer(one)] for one in steps)
     counters = next(filter(None, found), [])
     return bool(counters) and all(int(one[1]) == int(one[2]) > 1 for one in counters)
+
+
+def epochs_follow(tail: bytes) -> bool:
+    """Whether the last step may be the last of its epoch only."""
+    last = log_phases.STEP.last(tail)
+    epoch = _EPOCH.search(_line(tail, last)) if last >= 0 else None
+    if epoch is None or epoch[b"part"]:
+        return False
+    return bool(epoch[b"at"] != epoch[b"of"])
 
 
 def _broken(before: bytes) -> bool:

@@ -160,12 +160,14 @@ def _verdict(
             suspicion=doubt,
             survived=survived,
         )
-    silent = _silent(logs, now)
-    stopped = any(_stopped(log) for log in logs) or silent > 1
+    silent, done = _silent(logs, now), all(map(_all_steps_done, logs))
+    stopped = any(_stopped(log) for log in logs) or (silent > 1 and not done)
     stopped = stopped or any(one.silent and one.trains for one in processes)
     stopped = stopped or any(hit.signature.waits for hit in telling)
     if not stopped and not left and any(log_end.over(log.tail) for log in logs):
         return LogReport("healthy", phase, last=last, survived=survived)
+    if done:
+        phase = entered or "checkpoint"  # what is usually left to do
     moves = bool(causes) or any(_moves(log) for log in logs) or 0 <= silent <= 1
     at_work = not stopped and moves and last is not None
     if at_work and all(log_end.at_rest(log.tail) for log in logs):
@@ -232,6 +234,18 @@ def _moves(log: Log) -> bool:
     made_steps = made_steps or recovery.outlived_until(log) >= 0
     last = log_phases.last_phase(log.edges, log.last_step_at)
     return rests or made_steps or last == "after-step"
+
+
+def _all_steps_done(log: Log) -> bool:
+    """Whether it ends with the last of its steps: a silent end, or what comes after."""
+    step, total = log.metrics.last_step, log.metrics.total
+    at, edges = log.last_step_at, log.edges
+    return (
+        step == total > 1
+        and not log_end.epochs_follow(log.tail)
+        and log_phases.last_phase(edges, at) == "after-step"
+        and log_phases.spoken_after(edges, at) is None
+    )
 
 
 def _stopped(log: Log) -> bool:

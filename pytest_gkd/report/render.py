@@ -386,6 +386,11 @@ def _at_work(report: LogReport) -> str:
             "the server is ready when the log ends, and nothing failed; without "
             "requests it logs nothing"
         )
+    if told.total and told.step == told.total and report.phase == "checkpoint":
+        return tr(
+            "every step is done when the log ends{how_far}, and nothing failed; if the "
+            "job has not ended it is in what follows, such as a last checkpoint"
+        ).format(how_far=_far(told))
     since = tr("for many times that") if told.pace_s else tr("for long")
     since = tr("since {time}").format(time=told.until) if told.until else since
     return tr(
