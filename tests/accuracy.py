@@ -164,6 +164,7 @@ FIGURES = (
     "cause is known and none named: it is a guess",
     "ended in an error: called failed or unknown",
     "cause is among those told",
+    "its cause first, or none where none fits",
 )
 
 
@@ -185,6 +186,8 @@ def figures(label: dict[str, Any], report: LogReport) -> dict[str, bool]:
             found[FIGURES[1 if label.get("silent") else 0]] = named in wanted
         if not label.get("cause"):
             found[FIGURES[12]] = named in {"", *wanted}
+        if not label.get("silent"):
+            found[FIGURES[16]] = named in {label.get("cause", ""), *wanted}
         if named:
             found[FIGURES[2]] = named in wanted
     elif outcome == "hung":
