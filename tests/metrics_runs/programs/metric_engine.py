@@ -42,6 +42,9 @@ class Engine:
 
     def _arrive(self, second: int) -> int:
         """How many requests come: a steady stream, or a batch of a rollout."""
+        idle = self.plan.events.get("idle")  # from then on for so many ten seconds
+        if idle and idle[0] <= self.at < idle[0] + idle[1]:
+            return 0
         burst = self.plan.events.get("rollouts")
         if burst:
             return int(burst[1]) if (second % (int(burst[0]) * 10)) == 0 else 0
@@ -54,13 +57,19 @@ class Engine:
         since = max(0, self.at - self.plan.at)
         slow = 1.0 + self.fault("slower") * since
         step = min(1.0, 1 / slow) * self.fault("speed", 1.0)
+        blocks = int(self.fault("blocks", BLOCKS))
+        accept = self.fault("accept")  # of a drafted token, by what proposes it
+        if accept:
+            accept *= max(0.0, 1 - self.fault("drafts_age") * since)
+            accept = min(0.98, max(0.02, accept + self.random.uniform(-0.02, 0.02)))
+            step *= (1 + accept + accept**2 + accept**3) / 2.5
         for second in range(10):
             for _ in range(self._arrive((self.at - 1) * 10 + second)):
                 length = min(2000, int(self.random.lognormvariate(6.2, 0.5)))
                 self.waiting.append([int(self.random.gauss(300, 60)), 0, length])
-            while self.waiting and len(self.running) < SEATS:
+            while self.waiting and len(self.running) < self.fault("seats", SEATS):
                 first = self.waiting[0]
-                if self._used() + first[0] // BLOCK + 1 > BLOCKS:
+                if self._used() + first[0] // BLOCK + 1 > blocks:
                     break
                 self.running.append(self.waiting.popleft())
                 prompt += first[0]
@@ -72,13 +81,14 @@ class Engine:
                     self.running.remove(request)
                     if self.random.random() < self.fault("keeps_blocks"):
                         self.lost += (request[0] + request[2]) // BLOCK
-            while self._used() > BLOCKS and self.running:
+            while self._used() > blocks and self.running:
                 self.waiting.appendleft(self.running.pop())
                 self.preempted += 1
         goal = self.fault("hit_rate", 48.0)
         self.hits += 0.2 * (goal - self.hits) + self.random.uniform(-0.4, 0.4)
-        used = min(1.0, self._used() / BLOCKS) * 100
-        return {
+        used = min(1.0, self._used() / blocks) * 100
+        drafted = {"accept": accept} if accept else {}
+        return drafted | {
             "step": self.at,
             "prompt": prompt / 10,
             "made": made / 10,

@@ -24,6 +24,7 @@ train/grad_norm=grad_norm train/lr-pg_0=lr"""
 SLIME_ROLLOUT = """rollout/response_len/mean=length/mean
 rollout/response_len/max=length/max rollout/response_len/min=length/min
 rollout/zero_std/count_0=zero_std rollout/truncated_ratio=clipped
+rollout/spec_accept_rate=accepted
 perf/rollout_time=time/gen"""
 SLIME_DATA = """rollout/raw_reward=reward/mean rollout/truncated=clipped
 rollout/response_lengths=length/mean rollout/advantages=adv/mean"""

@@ -26,6 +26,7 @@ class Block(nn.Module):  # type: ignore[misc]
             for _ in range(EXPERTS if experts else 1)
         )
         self.load, self.balance = torch.zeros(EXPERTS), torch.zeros(())
+        self.bias = torch.zeros(EXPERTS)  # for the choice alone, not for the weights
 
     def forward(self, x: Tensor) -> Tensor:
         b, t, _ = x.shape
@@ -38,7 +39,11 @@ class Block(nn.Module):  # type: ignore[misc]
         inner = self.norms[1](x)
         if self.router is None:
             return x + self.parts[0](inner)
-        weight, chosen = self.router(inner).softmax(-1).topk(2, -1)
+        scores = self.router(inner).softmax(-1)
+        weight, chosen = scores.topk(2, -1)
+        if self.bias.any():
+            chosen = (scores + self.bias).topk(2, -1).indices
+            weight = scores.gather(-1, chosen)
         asked = one_hot(chosen, EXPERTS).float()
         self.load = asked.mean((0, 1, 2)).detach()
         probability = self.router(inner).softmax(-1).mean((0, 1))

@@ -40,7 +40,11 @@ timing_s/old_log_prob=time/old_log_prob timing_s/ref=time/ref timing_s/adv=time/
 timing_s/update_actor=time/update_actor
 timing_s/save_checkpoint=time/save_checkpoint
 timing_s/update_weights=time/update_weights timing_s/testing=time/testing
-timing_s/step=time/step perf/total_num_tokens=tokens perf/time_per_step=time/step"""
+timing_s/step=time/step perf/total_num_tokens=tokens perf/time_per_step=time/step
+critic/vf_loss=value/loss critic/grad_norm=value/norm critic/lr=value/lr
+critic/values/mean=value/mean critic/values/max=value/max critic/values/min=value/min
+critic/vf_explained_var=value/explained critic/returns/mean=value/returns
+timing_s/update_critic=time/update_critic"""
 
 
 def _verl(page: Page, record: Record) -> dict[str, float]:
@@ -123,6 +127,13 @@ DISTILLATION = GKD + (
     " completions/min_length=length/min completions/truncated_fraction=clipped"
 )
 SFT = GKD + " entropy=entropy num_tokens=all_tokens aux_loss=aux"
+# trl/trainer/dpo_trainer.py
+DPO = GKD + (
+    " rewards/chosen=pairs/chosen rewards/rejected=pairs/rejected"
+    " rewards/accuracies=pairs/accuracy rewards/margins=pairs/margin"
+    " logps/chosen=pairs/logps_chosen logps/rejected=pairs/logps_rejected"
+    " logits/chosen=pairs/logits_chosen logits/rejected=pairs/logits_rejected"
+)
 # modelscope/ms-swift swift/trainers/patcher.py add_train_message,
 # 3602360a562313afbf2ef6065fdf61f271a2c5b9
 SWIFT_GRPO = TRL.replace("num_tokens=all_tokens", "").replace("/region_mean", "")
@@ -191,7 +202,7 @@ def _trainer(page: Page, names: str, desc: str = "", swift: bool = False) -> Non
 def trl(page: Page) -> None:
     """The Trainer's dictionaries between redrawn bars."""
     task = page.plan.task
-    names = {"rl": TRL, "distill": DISTILLATION, "sft": SFT}[task]
+    names = {"rl": TRL, "distill": DISTILLATION, "sft": SFT, "dpo": DPO}[task]
     _trainer(page, names)
 
 
@@ -303,6 +314,22 @@ def deepspeed(page: Page) -> None:
         page.say("Training complete. Saved model to output/final")
 
 
+# vllm/v1/spec_decode/metrics.py SpecDecodingLogging.log
+def _drafts(record: Record) -> str:
+    """Three tokens are proposed at a time; each is taken if those before it are."""
+    each = [record["accept"] ** (at + 1) for at in range(3)]
+    drafted = record["made"] * 3 / (1 + sum(each))
+    accepted = drafted * sum(each) / 3
+    positions = ", ".join(f"{one:.3f}" for one in each)
+    return (
+        f"[metrics.py:120] SpecDecoding metrics: Mean acceptance length: "
+        f"{1 + sum(each):.2f}, Accepted throughput: {accepted:.2f} tokens/s, "
+        f"Drafted throughput: {drafted:.2f} tokens/s, Accepted: {accepted * 10:.0f} "
+        f"tokens, Drafted: {drafted * 10:.0f} tokens, Per-position acceptance rate: "
+        f"{positions}, Avg Draft acceptance rate: {sum(each) / 3 * 100:.1f}%"
+    )
+
+
 # vllm 0.32.0 vllm/v1/metrics/loggers.py LoggingStatLogger.log, vllm/logger.py _FORMAT
 def vllm(page: Page) -> None:
     """The engine's line every ten seconds; ``engine`` makes its numbers."""
@@ -318,6 +345,8 @@ def vllm(page: Page) -> None:
         text += f"GPU KV cache usage: {record['used']:.1f}%, "
         text += f"Prefix cache hit rate: {record['hits']:.1f}%"
         page.parts.append(head + text + "\n")
+        if "accept" in record:
+            page.parts.append(head + _drafts(record) + "\n")
         if page.random.random() < page.style.noise:
             line = f"127.0.0.1:{page.random.randrange(30000, 60000)}"
             line += ' - "POST /v1/completions HTTP/1.1" 200 OK'
