@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import gzip
 import os
 import statistics
 import subprocess
@@ -89,7 +90,8 @@ def accuracy(folder: Path, *, missed_only: bool) -> None:
 
 def later(path: Path, after_s: int = 3600) -> str:
     """The time so long after a log's last line, in its own clock, for --now."""
-    tail = path.read_bytes()[-200_000:]
+    whole = path.read_bytes()
+    tail = (gzip.decompress(whole) if path.suffix == ".gz" else whole)[-200_000:]
     end = clocks.of(tail).at(len(tail))
     if end is None:
         moment = time.localtime(path.stat().st_mtime + after_s)
