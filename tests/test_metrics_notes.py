@@ -273,7 +273,7 @@ def test_what_grows_beyond_numerics_is(name: str, value: Values) -> None:
 def test_engines_that_differ_from_the_first_step_on_are_noted() -> None:
     name = "training__rollout_probs_diff_mean"
     (one,) = seen(run(**{name: lambda n: 0.03 + noise(0.001)}))
-    assert (one.cause, one.certain) == ("sync.not-applied", False)
+    assert (one.cause, one.certain) == ("vllm.wrong-output", False)
     assert "precision" in one.text
 
 

@@ -49,6 +49,7 @@ SHOWN = (
     *("run/collection", "run/run_directory", "report/history", "report/page_file"),
     *("diagnosis/log_sources", "diagnosis/standing", "diagnosis/metrics/learning"),
     *("diagnosis/metrics/numerics", "diagnosis/metrics/resources"),
+    "diagnosis/metrics/impossible",
     "diagnosis/silent_ranks",
     *("diagnosis/catalogue", "diagnosis/own_rules", "diagnosis/proofreading"),
     *("bundle/archive", "bundle/collectors", "bundle/gathering", "bundle/log_extracts"),

@@ -7,15 +7,16 @@ finding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from pytest_gkd.diagnosis.metrics import learning, numerics, resources
+from pytest_gkd.diagnosis.metrics import impossible, learning, numerics, resources
 from pytest_gkd.diagnosis.metrics.capacity import Capacity
 from pytest_gkd.diagnosis.metrics.judging import NumberFinding, Run
 from pytest_gkd.diagnosis.metrics.roles import role
 from pytest_gkd.diagnosis.metrics.series import Series
 
-JUDGES = (*learning.JUDGES, *numerics.JUDGES, *resources.JUDGES)
+JUDGES = (*impossible.JUDGES, *learning.JUDGES, *numerics.JUDGES, *resources.JUDGES)
 
 
 def find(
@@ -37,4 +38,13 @@ def find(
     first: dict[str, NumberFinding] = {}
     for one in sorted(seen, key=lambda one: (not one.certain, one.line, one.metric)):
         first.setdefault(one.cause, one)
-    return sorted(first.values(), key=lambda one: (one.line, one.metric))
+    return sorted(_roots(first), key=lambda one: (one.line, one.metric))
+
+
+def _roots(found: dict[str, NumberFinding]) -> Iterator[NumberFinding]:
+    """The findings; what follows from an engine's wrong answers is a note."""
+    engine = found.get("vllm.wrong-output")
+    for one in found.values():
+        follows = engine is not None and engine.certain and one.step >= engine.step
+        learns = one.cause == "train.diverged"
+        yield replace(one, certain=False) if follows and learns else one

@@ -64,11 +64,67 @@ class Run:
         """
         rewards = [one for one in self.every if role(one.name) in _GOOD]
         rewards = [one for one in rewards if self.counts(one)]
-        for series, sign in ((rewards, 1), (self._losses(), -1)):
+        for series, sign in ((rewards, 1), (self.of("loss"), -1)):
             finite = [one.finite().values for one in series]
             if known := [values for values in finite if len(values) >= ENOUGH]:
                 return any(sign * robust.trend(values) > SURE for values in known)
         return None
+
+    @cached_property
+    def only_imitates(self) -> bool:
+        """Whether it learns from texts or a teacher, not by rewards or preferences."""
+        return not any(
+            role(one.name) in _OF_POLICIES or _SHAPED.search(one.name.lower())
+            for one in self.every
+        )
+
+    @cached_property
+    def distils(self) -> bool:
+        """Whether a metric of it is that of a teacher."""
+        return any(_DISTILS.search(one.name) for one in self.every)
+
+    @cached_property
+    def rate(self) -> float | None:
+        """The median learning rate; None if it prints none."""
+        rates = [one.finite().values for one in self.of("learning rate")]
+        return min(map(robust.median, filter(None, rates)), default=None)
+
+    @cached_property
+    def gradients(self) -> list[list[float]]:
+        """The norms of its gradients over time, of each series."""
+        norms = [one.finite().values for one in self.of("gradient norm")]
+        return [values for values in norms if len(values) >= ENOUGH]
+
+    @cached_property
+    def returns(self) -> list[float]:
+        """All rewards and returns."""
+        known = [*self.of("reward"), *self.of("return")]
+        return [value for one in known for value in one.finite().values]
+
+    @cached_property
+    def explained(self) -> float | None:
+        """The share of the returns' variance that the critic explains in the end."""
+        known = filter(None, map(ends, self.of("explained variance")))
+        return min((last for _, last in known), default=None)
+
+    @cached_property
+    def moves(self) -> bool:
+        """Whether the policy changes, as its answers show."""
+        shown = (one for what in _SHOWS for one in self.of(what))
+        return any(
+            len(values) >= ENOUGH and abs(robust.trend(values)) > SURE
+            for values in (one.finite().values for one in shown)
+        )
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether some number has more than three decimals."""
+        return any(
+            abs(1e3 * value - round(1e3 * value)) > 1e-6
+            for one in self.every
+            if role(one.name) != "learning rate"
+            for value in one.finite().values[-3:]
+        )
 
     def counts(self, series: Series, *, constant: bool = False) -> bool:
         """Whether this reward is the one that the run is to maximize.
@@ -80,15 +136,15 @@ class Run:
         slime/rollout/on_policy_distillation.py).
         """
         names = [one.name for one in self.every]
-        distils = any(map(_DISTILS.search, names))
         if _ONE_REWARD.search(series.name):
             return not {"reward", "train/reward"} & {*names}
         if any("raw_reward" in name for name in names):
-            return "raw_reward" in series.name and not distils
-        return not (constant and distils)
+            return "raw_reward" in series.name and not self.distils
+        return not (constant and self.distils)
 
-    def _losses(self) -> list[Series]:
-        return [one for one in self.every if role(one.name) == "loss"]
+    def of(self, of_role: str) -> list[Series]:
+        """The series of this role."""
+        return [one for one in self.every if role(one.name) == of_role]
 
     def grown(self, of_role: str) -> float | None:
         """The largest ratio of final to first level in this role's series; or None."""
@@ -112,8 +168,19 @@ class Run:
                 return True
         return False
 
+    def shorter_responses(self, ratio: float) -> bool:
+        """Whether responses shrink to about this share, and a throughput with them."""
+        known = filter(None, map(ends, self.of("response length")))
+        return any(last < 1.5 * ratio * first for first, last in known)
+
 
 _GOOD = {"reward", "accuracy"}
+# What shows that a policy changes.
+_SHOWS = ("entropy", "reward", "response length")
+_OF_POLICIES = {"reward", "policy loss", "value loss", "disagreement", "agreement"}
+_SHAPED = re.compile(
+    r"(?:^|/)(?:rewards?|logps|critic|policy|actor|ppo\w*)/|advantage|clip_?(?:frac|ratio)"
+)
 _DISTILS = re.compile(r"distill|\bopd_|teacher")
 # One of several rewards, as TRL and ms-swift name them.
 _ONE_REWARD = re.compile(r"^(?:train/)?rewards/.+/mean$")

@@ -22,6 +22,7 @@ from pytest_gkd.diagnosis.metrics.judging import (
     Run,
     above,
     below,
+    ends,
     found,
     levels,
     since,
@@ -34,9 +35,13 @@ JUDGES = Judges()
 
 # If this share of responses is truncated, the reward of the rest means nothing.
 NEARLY_ALL = 0.95
+# A loss that varies so many times less than before comes from fewer data.
+SMOOTHER = 10
 
 
-@JUDGES.of("loss", "policy loss", "gradient norm", "entropy", "KL", "reward")
+@JUDGES.of(
+    *("loss", "policy loss", "value loss", "gradient norm", "entropy", "KL", "reward")
+)
 def _not_finite(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: not math.isfinite(value))
     if len(series) - at >= min(3, len(series)):
@@ -87,6 +92,152 @@ def _diverges(series: Series, run: Run) -> Iterator[NumberFinding]:
         worse = _is_broken if is_loss else _explodes
         certain = worse(run, known[0], best, last, values[at:])
         yield found(series, at, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of_ends("value loss")
+def _critic(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    """A critic whose error explodes: worse than a constant, or than any return.
+
+    A value loss may well grow with the returns (from 0, when rewards first come).
+    """
+    values = series.values
+    known = levels(values, window(series))
+    best = max(min(known.values()), LEAST)
+    at = since(series, above(10 * best))
+    if last < 10 * best or len(values) - at <= window(series):
+        return
+    largest = max(map(abs, run.returns), default=0.0)
+    if last <= largest**2:  # a mean square
+        return
+    beyond = largest > 0 and last > 100 * largest**2
+    text = f"rises from {best:.4g} to {last:.4g}"
+    worse = run.explained is not None and run.explained < -1
+    certain = last > 100 * best and (beyond or worse)
+    yield found(series, at, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of("loss")
+def _same_batch(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A loss that loses its noise: batches differ, one and the same batch does not.
+
+    The noise is the median of the second differences, relative to the loss; neither
+    the rate nor a trend changes it.
+    """
+    series = series.finite()
+    if len(series) < 4 * ENOUGH or not run.only_imitates or min(series.values) <= 0:
+        return
+    values = series.values
+    noise = [
+        abs(early - 2 * middle + late) / middle
+        for early, middle, late in zip(values, values[1:], values[2:], strict=False)
+    ]
+    part = len(noise) // 4
+    usual, now = robust.median(noise[:part]), robust.median(noise[-part:])
+    if now > 0 and usual > SMOOTHER * now and usual > 0.01:
+        at = 1 + _since(noise, usual / SMOOTHER)
+        text = (
+            f"varies by {now:.2%} from step to step, not by {usual:.2%} as at first: "
+            "the same batch again and again?"
+        )
+        learned = robust.median(values[-part:]) < 0.2 * robust.median(values[:part])
+        yield found(series, at, "train.diverged", text, certain=learned)
+
+
+def _since(noise: list[float], limit: float) -> int:
+    """The index from which the noise stays below, in the median of nine."""
+    at = len(noise) - 9
+    while at > 0 and robust.median(noise[at - 1 : at + 8]) < limit:
+        at -= 1
+    return at
+
+
+@JUDGES.of("loss")
+def _contradicts(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A distillation whose loss leaps above all it was before anything was learned.
+
+    The student's own answers are likely to it; a teacher that finds some of them less
+    likely than those of the untrained student may answer of other tokens.
+    """
+    series = series.finite()
+    values = series.values
+    if len(values) < 4 * ENOUGH or min(values) <= 0 or not run.of("response length"):
+        return
+    if not (run.only_imitates or run.distils):
+        return
+    first, last = values[:ENOUGH], robust.median(values[-window(series) :])
+    leaps = [at for at, value in enumerate(values) if value > 1.2 * max(first)]
+    if 2 <= len(leaps) < len(values) / 8 and last < 0.5 * robust.median(first):
+        text = (
+            f"leaps to {values[leaps[0]]:.4g} in {len(leaps)} steps, above the "
+            f"{robust.median(first):.4g} of the untrained student; usually {last:.4g}"
+        )
+        yield found(series, leaps[0], "teacher.wrong-output", text, certain=False)
+
+
+@JUDGES.of("preference accuracy")
+def _at_chance(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """Preferences that are guessed: half of the pairs, and a loss that exceeds log 2.
+
+    log 2 is the loss of a policy that has not moved from its reference (Rafailov et
+    al., arXiv 2305.18290, equation 7).
+    """
+    series = series.finite()
+    if len(series) < 4 * ENOUGH:
+        return
+    last = robust.median(series.values[-(len(series) // 3) :])
+    if not 0.4 <= last <= 0.6 or robust.trend(series.values) > 2:
+        return
+    losses = [levels[1] for one in run.of("loss") if (levels := ends(one)) is not None]
+    worse = any(loss > 2 * math.log(2) for loss in losses)
+    text = f"{last:.0%} of the pairs at the end, which is chance"
+    yield found(series, 0, "train.diverged", text, certain=worse)
+
+
+@JUDGES.of("truncated")
+def _limited(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """Answers that are all cut off from a step on, at less than their usual length.
+
+    Such a limit holds even where the policy learns to keep to it.
+    """
+    values = series.finite().values
+    if len(values) < 2 * ENOUGH or len(values) != len(series):
+        return
+    known = levels(values, ENOUGH)
+    cut = [at for at in known if values[at] >= 0.9 and known[at] >= 0.9]
+    if not cut or robust.median(values[: cut[0]] or [1.0]) >= 0.5:
+        return
+    step = series.steps[cut[0]]
+    for lengths in (one.finite() for one in run.of("response length")):
+        at = sum(1 for one in lengths.steps if one < step)
+        before, after = lengths.values[:at], lengths.values[at:]
+        if len(before) < ENOUGH or not after:
+            continue
+        usual, limit = robust.median(before), max(after)
+        if limit < 0.5 * usual:
+            text = f"at most {limit:.4g} from here on, {usual:.4g} before: cut short"
+            yield found(lengths, at, "train.diverged", text)
+
+
+@JUDGES.of("likelihood of the chosen")
+def _unlikely(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """Preferred answers that become less likely than the rejected ones were.
+
+    That they become somewhat less likely is usual (Rafailov et al., arXiv 2404.12358);
+    their log-likelihood does not become a multiple of what it was.
+    """
+    series = series.finite()
+    rejected = [one for one in run.of("likelihood of the rejected") if len(one)]
+    if len(series) < 2 * ENOUGH or not rejected or series.values[0] >= 0:
+        return
+    first, last = series.values[0], robust.median(series.values[-window(series) :])
+    least = min(one.values[0] for one in rejected)
+    if last < 2 * first and last < least:
+        at = since(series, below(min(2 * first, least)))
+        text = f"falls from {first:.4g} to {last:.4g}, below the {least:.4g} of the "
+        text += "rejected answers at first"
+        yield found(series, at, "train.diverged", text, certain=last < 4 * first)
 
 
 def _is_broken(

@@ -2,7 +2,9 @@
 
 Two engines never agree to the last bit: their kernels sum in different orders, and bf16
 has three digits. DIFFERS says how much that amounts to, each with its source; beyond
-twice that, and growing, the rollout no longer has the trainer's weights.
+twice that, and growing, the rollout no longer has the trainer's weights. Weights that
+are not sent any more grow apart step by step; what leaps, or is GROSS and does not
+grow, is computed otherwise: precision, sampling parameters, layout.
 """
 
 from __future__ import annotations
@@ -45,6 +47,10 @@ DIFFERS = tuple(
         ("", 0.0, 0.01),
     )
 )
+# So many times what is usual is no precision in use, 8 bits and experts included.
+GROSS = 10
+# A difference that grows so many times in one step leaps.
+LEAPS = 5
 # Correlation of the probabilities: 0.9 with an output layer in bf16, where the weights
 # were not at fault, 0.99 with one in fp32 (MiniMax-M1, arXiv 2506.13585, section 3.2).
 CORRELATES = 0.9
@@ -62,17 +68,28 @@ def _drifts(series: Series, run: Run) -> Iterator[NumberFinding]:
     first = robust.median(apart[:3])  # it may begin to drift at once
     last = robust.median(apart[-max(3, len(apart) // 8) :])
     told = f"{alike + first:.4g} to {alike + last:.4g}"
-    if last > max(2 * usual, 3 * first) and robust.trend(apart) > SURE:
+    gross = min(first, last) > GROSS * usual
+    grown = last > max(2 * usual, 3 * first)
+    if (grown or gross) and robust.trend(apart) > SURE:
         at = since(series, above(alike + max(usual, 3 * first)))
+        leaps = 0 < at < len(apart) and series.steps[at] - series.steps[at - 1] == 1
+        leaps = leaps and apart[at] > max(LEAPS * apart[at - 1], last / 2)
         text = f"the rollout drifts from the trainer, {told}"
-        yield found(series, at, "sync.not-applied", text)
+        cause = "sync.not-applied"
+        if leaps:
+            text = (
+                f"the rollout leaves the trainer at once, {told}: precision, sampling "
+                "parameters or routing rather than old weights"
+            )
+            cause = "vllm.wrong-output"
+        yield found(series, at, cause, text)
     elif min(first, last) > usual:
         text = (
             f"rollout and trainer differ by more than numerics as a rule do, {told} "
             f"(up to {alike + usual:.4g}), and no more at the end: precision, sampling "
             "parameters or routing rather than weights"
         )
-        yield found(series, 0, "sync.not-applied", text, certain=False)
+        yield found(series, 0, "vllm.wrong-output", text, certain=gross)
 
 
 @JUDGES.of_ends("agreement")

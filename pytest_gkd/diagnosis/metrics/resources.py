@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from pytest_gkd.diagnosis.metrics import statistics as robust
 from pytest_gkd.diagnosis.metrics.judging import (
@@ -15,8 +16,10 @@ from pytest_gkd.diagnosis.metrics.judging import (
     NumberFinding,
     Run,
     above,
+    below,
     ends,
     found,
+    levels,
     since,
     window,
 )
@@ -27,6 +30,13 @@ JUDGES = Judges()
 
 # A step that takes this many times as long is beyond debate.
 TWICE = 2.0
+# A step that takes this many times as long as most is slow, if it is not one of the
+# STARTS first; AGAIN of them are a habit.
+SLOW = 3.0
+STARTS = 3
+AGAIN = 5
+# Intervals that are tried for a schedule.
+MOST_GAPS = 50
 # Memory that grew by a smaller factor may still fit, if the capacity is unknown.
 GROWN = 1.2
 # Ordinary fluctuation, in bytes.
@@ -54,10 +64,11 @@ def parts(run: Run) -> Iterator[NumberFinding]:
     whole = max(steps, key=len, default=None)
     if whole is None or len(whole) < ENOUGH or not all(v > 0 for v in whole.values):
         return
-    levels = ends(whole)
-    if levels is None or len(whole.finite()) != len(whole):
+    ends_of_whole = ends(whole)
+    if ends_of_whole is None or len(whole.finite()) != len(whole):
         return
-    first, last = levels
+    first, last = ends_of_whole
+    least = min(levels(whole.values, window(whole)).values())
     for part in every:
         if role(part.name) != "part of the step" or len(part) != len(whole):
             continue
@@ -78,7 +89,7 @@ def parts(run: Run) -> Iterator[NumberFinding]:
         ):
             text = f"grows from {early:.4g} s to {late:.4g} s a step"
             at = since(part, above(1.25 * early))
-            certain = last > 1.4 * first
+            certain = last > 1.4 * least  # the first steps may be slow
             yield found(part, at, "train.slow", text, certain=certain)
 
 
@@ -105,6 +116,81 @@ def _slower(series: Series, run: Run) -> Iterator[NumberFinding]:
         text = f"from {usual:.4g} s to {now:.4g} s a step"
         certain = now >= TWICE * usual
         yield found(series, place, "train.slow", text, certain=certain)
+
+
+@JUDGES.of("step time")
+def _now_and_then(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """Steps that are slow again and again, but not at regular intervals.
+
+    What a schedule does, such as a checkpoint, comes every so many steps. A batch that
+    is drawn again until its groups differ takes as many times as long (DAPO, arXiv
+    2503.14476, section 3.2).
+    """
+    series = series.finite()
+    drawn_again = any("num_gen_batches" in one.name for one in run.every)
+    if series.name == "s/it" or len(series) < 3 * ENOUGH or drawn_again:
+        return
+    values = series.values
+    usual = robust.median(values)
+    limit = max(SLOW * usual, usual + FAR * robust.deviation(values))
+    slow = [at for at in range(STARTS, len(values)) if values[at] > limit]
+    if len(slow) < AGAIN or slow[-1] < len(values) * 3 // 4:
+        return
+    if _scheduled([series.steps[at] for at in slow]) or _longer(series, slow, run):
+        return
+    since_then = values[slow[0] :]
+    times = sum(since_then) / len(since_then) / usual
+    if times > 1.5:
+        most = robust.median([values[at] for at in slow])
+        text = (
+            f"{len(slow)} of {len(since_then)} steps take {most:.4g} s instead of "
+            f"{usual:.4g} s, at irregular intervals; on average {times:.1f} times that"
+        )
+        certain = times >= TWICE
+        yield found(series, slow[0], "train.slow", text, certain=certain)
+
+
+def _scheduled(steps: Sequence[int]) -> bool:
+    """Whether nearly all of these steps lie a multiple of an interval apart."""
+    gaps = {late - early for early, late in itertools.pairwise(steps)} - {1}
+    return any(
+        max(Counter(step % gap for step in steps).values()) >= 0.8 * len(steps)
+        for gap in sorted(gaps)[:MOST_GAPS]
+    )
+
+
+def _longer(series: Series, slow: Sequence[int], run: Run) -> bool:
+    """Whether the responses of the slow steps are longer."""
+    chosen = {series.steps[at] for at in slow}
+    for one in (one.finite() for one in run.of("response length")):
+        of = [
+            v for step, v in zip(one.steps, one.values, strict=True) if step in chosen
+        ]
+        if of and robust.median(of) > 1.5 * robust.median(one.values):
+            return True
+    return False
+
+
+@JUDGES.of("throughput")
+def _fewer_tokens(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A throughput that falls for good, where no time of a step tells.
+
+    An engine's falls with its requests, a trainer's by some with shorter sequences.
+    """
+    series = series.finite()
+    timed = any(one.name != "s/it" for one in run.of("step time"))
+    if timed or len(series) < 2 * ENOUGH or series.name.startswith("Avg "):
+        return
+    values, width = series.values, window(series)
+    known = levels(values, width)
+    highest = max(known, key=known.__getitem__)
+    best, last = known[highest], known[len(values) - width]
+    falls = robust.trend(values[highest:]) < -2 * SURE
+    if falls and best > 1.5 * last and not run.shorter_responses(last / best):
+        spread = robust.deviation(values[highest : highest + width])
+        at = since(series, below(best - max(FAR * spread, 0.1 * best)))
+        text = f"from {best:.4g} to {last:.4g}: slower steps, or less in a batch"
+        yield found(series, at, "train.slow", text, certain=best >= 2 * TWICE * last)
 
 
 def _settled(series: Series) -> int:

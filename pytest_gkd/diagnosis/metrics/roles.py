@@ -22,6 +22,7 @@ _ROLES = tuple(
         ("loss scale", r"loss_scale"),
         ("gradient norm", r"grad(?:ient)?[_.]*norm|^norm$"),
         ("groups of equal reward", r"frac_reward_zero_std"),
+        ("explained variance", r"explained_var"),
         ("spread", r"std|var(?:iance)?$"),
         ("truncated", r"response_length/clip_ratio|clipped_ratio|truncat|no_eos_ratio"),
         (
@@ -38,11 +39,12 @@ _ROLES = tuple(
             r"|token_mult_prob_error|vllm_kl",
         ),
         ("entropy", r"entropy(?!.*coef)"),
+        ("likelihood of the chosen", r"logps/chosen$|chosen_logps?$"),
+        ("likelihood of the rejected", r"logps/rejected$|rejected_logps?$"),
+        ("return", r"(?:^|/)(?:critic/)?returns?/(?:mean|max|min)$"),
         ("imbalance", r"max_vio|imbalance|load_balanc|lb_loss|moe.*aux|aux_loss"),
-        (
-            "policy loss",
-            r"(?:pg|policy|actor|ppo|critic|vf|value)_loss|actor/loss|kl_loss",
-        ),
+        ("value loss", r"(?:critic|vf|value)_loss|loss/value"),
+        ("policy loss", r"(?:pg|policy|actor|ppo)_loss|actor/loss|kl_loss"),
         ("loss", r"(?:^|[/_])loss(?:/mean|/avg)?$"),
         ("KL", r"(?:^|[/_])kl(?:/mean|_mean)?$|approx_kl|ppo_kl"),
         ("reward", r"(?:rewards?|score)(?:/mean|_mean|/avg)?$|raw_reward"),
@@ -58,13 +60,14 @@ _ROLES = tuple(
         ("waiting requests", r"^waiting$"),
         ("running requests", r"^running$"),
         ("throughput", r"throughput|tokens_per_s|samples/sec|samplespersec"),
+        ("preference accuracy", r"rewards/accuracies$"),
         ("accuracy", r"(?:^|[/_])acc(?:uracy)?(?:/mean)?$"),
     )
 )  # fmt: skip
 
 
 # What a training step itself yields.
-TRAINING = {"loss", "policy loss", "gradient norm", "entropy", "reward"}
+TRAINING = {"loss", "policy loss", "value loss", "gradient norm", "entropy", "reward"}
 
 
 @functools.lru_cache(maxsize=4096)

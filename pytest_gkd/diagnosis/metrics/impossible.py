@@ -1,0 +1,182 @@
+"""What no sound run prints, whatever it trains, because of what the numbers mean.
+
+A divergence is not negative; a policy that moves away from its reference differs from
+it; a validation of weights that change does not come out the same to the last digit;
+and whatever is trained does not repeat its losses one for one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+
+from pytest_gkd.diagnosis.metrics import statistics as robust
+from pytest_gkd.diagnosis.metrics.judging import (
+    ENOUGH,
+    LEAST,
+    SURE,
+    Judges,
+    NumberFinding,
+    Run,
+    below,
+    ends,
+    found,
+    since,
+    window,
+)
+from pytest_gkd.diagnosis.metrics.series import Series
+
+JUDGES = Judges()
+
+# The least divergence that parts of two distributions can have, such as the likeliest
+# tokens: p log(p / q) with q = 1 is least at p = 1/e (the log sum inequality; Cover and
+# Thomas, Elements of Information Theory, 2.7.1). That of whole ones is 0.
+LOWEST = -1 / math.e
+# A weight that Adam may have moved this far in all (a step moves it by about the rate:
+# Kingma and Ba, arXiv 1412.6980, section 2.1) would show in the loss.
+MOVED = 0.1
+# A loss that changed by no more than this share is the same.
+SAME = 0.05
+# The longest cycle of losses that is looked for.
+MOST_PERIODS = 64
+# Validations of the same weights that are no coincidence.
+VALIDATIONS = 5
+
+_DIVERGENCE = re.compile(r"distill?(?:ation)?_?/?loss|(?:^|[/_])(?:kd|jsd|gkd)_?loss")
+_REFERENCE = re.compile(r"(?:^|/)(?:kl_loss|ref_kl|kl)(?:/mean|_mean)?$")
+_COEFFICIENT = re.compile(r"kl_(?:loss_)?(?:coef|ctl|beta)")
+
+
+@JUDGES.of("loss")
+def _below_zero(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A divergence or a cross-entropy that becomes negative.
+
+    What rewards or preferences shape may be negative. A loss of unknown kind may get
+    there step by step, as a density's does, but not by turning round its sign.
+    """
+    series = series.finite()
+    divergence = _DIVERGENCE.search(series.name.lower()) is not None
+    if len(series) < 2 * ENOUGH or not (divergence or run.only_imitates):
+        return
+    values = series.values
+    at = since(series, below(0.0))
+    before = values[max(0, at - window(series)) : at]
+    last = robust.median(values[-window(series) :])
+    if len(values) - at < ENOUGH or last > -LEAST or not (divergence or before):
+        return
+    usual = robust.median(before) if before else 0.0
+    if before and (usual <= 0 or -last < SURE * robust.deviation(before)):
+        return
+    turned = values[at] < -usual / 2
+    text = f"falls below 0, to {last:.4g}, as no divergence or cross-entropy can"
+    certain = bool(before) and last < LOWEST and (divergence or turned)
+    yield found(series, at, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of("KL", "policy loss")
+def _no_distance(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A distance to the reference that is exactly 0 though the policy moves.
+
+    OpenRLHF prints a KL of 0 if there is no reference (trainer/ppo_trainer.py), so only
+    a loss or a coefficient proves that there should be one. Values of three decimals
+    may be rounded to 0.
+    """
+    if len(series) < 2 * ENOUGH or any(series.values):
+        return
+    if _REFERENCE.search(series.name.lower()) is None or not (run.moves and run.exact):
+        return
+    wanted = "kl_loss" in series.name or any(
+        _COEFFICIENT.search(one.name) and min(one.values) > 0 for one in run.every
+    )
+    text = "is exactly 0 in every step though the policy changes: is the reference it?"
+    yield found(series, 0, "train.diverged", text, certain=wanted)
+
+
+@JUDGES.of("validation loss")
+def _same_validation(series: Series, run: Run) -> Iterator[NumberFinding]:
+    same = _repeated(series.values, 1)
+    at = len(series) - same
+    if same < VALIDATIONS or not _is_precise(series.values[-1]):
+        return
+    for one in run.of("loss"):
+        earlier = sum(1 for step in one.steps if step < series.steps[at])
+        trained = one.since(earlier).finite()
+        if (levels := ends(trained)) is None:
+            continue
+        first, last = levels
+        if last < 0.95 * first and robust.trend(trained.values) < -SURE:
+            text = (
+                f"is {series.values[-1]:.4g} in {same} validations while the loss "
+                f"falls from {first:.4g} to {last:.4g}: other weights are validated"
+            )
+            yield found(series, at, "sync.not-applied", text)
+            return
+
+
+@JUDGES.of("loss")
+def _stands_still(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A loss that repeats itself, or that its optimizer does not change.
+
+    The latter only from the first step on: later a loss may have reached its plateau.
+    """
+    series = series.finite()
+    if len(series) < 2 * ENOUGH or run.rate == 0:
+        return
+    values = series.values
+    period, same = _period(values)
+    if same >= max(10, 2 * period, len(values) // 3):
+        text = f"the same {period} values again and again from here on"
+        if period == 1:
+            text = f"is {values[-1]:.4g} in every step from here on"
+        yield found(series, len(values) - same, "train.no-grad", text)
+        return
+    if not run.only_imitates or len(values) < 4 * ENOUGH or min(values) <= 0:
+        return
+    if series.steps[0] > 2 * (series.steps[1] - series.steps[0]):
+        return  # resumed
+    third = len(values) // 3
+    first, last = robust.median(values[:third]), robust.median(values[-third:])
+    moved = (run.rate or 0.0) * (series.steps[-1] - series.steps[0])
+    error = robust.deviation(values) * math.sqrt(math.pi / third)  # of last - first
+    alike = abs(last - first) + error < SAME * first
+    norms = [one for one in run.gradients if robust.median(one) > 0]
+    if alike and moved >= MOVED and norms and _is_steady(values):
+        text = (
+            f"does not change, {first:.4g} in the first third and {last:.4g} in the "
+            f"last, with a learning rate of {run.rate:.4g} and gradients other than 0: "
+            "does the optimizer hold the model's parameters?"
+        )
+        # Weights that are trained have other gradients than at first.
+        yield found(
+            series, 0, "train.no-grad", text, certain=all(map(_is_steady, norms))
+        )
+
+
+def _is_steady(values: Sequence[float]) -> bool:
+    """Whether neither a trend nor a change of level is significant."""
+    return abs(robust.trend(values)) < 2 and robust.change(values)[1] > 0.1
+
+
+def _period(values: Sequence[float]) -> tuple[int, int]:
+    """After how many values they come again, and for how many at the end; or 0, 0."""
+    for period in range(1, min(MOST_PERIODS, len(values) // 3)):
+        precise = sum(map(_is_precise, values[-period:])) > period / 2
+        if precise and (same := _repeated(values, period)) > 2 * period:
+            return period, same
+    return 0, 0
+
+
+def _repeated(values: Sequence[float], period: int) -> int:
+    """How many values at the end equal those one period before, these included."""
+    same = 0
+    for at in range(len(values) - 1, period - 1, -1):
+        if values[at] != values[at - period]:
+            break
+        same += 1
+    return same + period if same else 0
+
+
+def _is_precise(value: float) -> bool:
+    """Whether it has so many digits that it does not come again by chance."""
+    return len(repr(value).strip("-0.").replace(".", "").split("e")[0]) >= 4

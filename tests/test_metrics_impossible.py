@@ -1,0 +1,272 @@
+"""What no sound run prints fails it; what merely resembles it does not."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from test_metrics_notes import Values, noise, run, seen
+
+Metrics = dict[str, Values]
+RATE: Metrics = {"lr": lambda n: 2e-3, "grad_norm": lambda n: 0.6 + noise(0.03)}
+REWARDED: Metrics = {"critic__rewards__mean": lambda n: 0.2 + 0.005 * n + noise(0.02)}
+
+
+@pytest.fixture(autouse=True)
+def _same_noise() -> None:
+    random.seed(5)
+
+
+def learned(n: int) -> float:
+    return 0.5 + 2 * 0.97**n + noise(0.05)
+
+
+def flat(n: int) -> float:
+    return 2.6 + noise(0.1)
+
+
+def preferences(chosen: Values) -> Metrics:
+    return {
+        "logps__chosen": chosen,
+        "logps__rejected": lambda n: -50 - n + noise(1),
+        "rewards__margins": lambda n: 0.05 * n,
+    }
+
+
+def critic(value_loss: Values, returns: float = 1.0) -> Metrics:
+    return {
+        "critic__vf_loss": value_loss,
+        "critic__rewards__mean": lambda n: returns * min(1, n / 60) + noise(0.01),
+    }
+
+
+BROKEN: dict[str, tuple[str, Metrics]] = {
+    "a loss of texts turns round its sign": (
+        "train.diverged",
+        {"loss": lambda n: learned(n) * (-1 if n > 60 else 1)},
+    ),
+    "a divergence goes below what any may be, beside a policy's loss": (
+        "train.diverged",
+        {
+            "distillation__loss": lambda n: 2.0 - n / 30 + noise(0.02),
+            "actor__pg_loss": lambda n: noise(0.1),
+        },
+    ),
+    "the reference is the policy itself": (
+        "train.diverged",
+        {"actor__kl_loss": lambda n: 0.0, **REWARDED},
+    ),
+    "the coefficient of a KL that is 0": (
+        "train.diverged",
+        {"kl": lambda n: 0.0, "actor__kl_coef": lambda n: 0.01, **REWARDED},
+    ),
+    "validation of weights that do not change": (
+        "sync.not-applied",
+        {"loss": learned, "eval_loss": lambda n: 2.596},
+    ),
+    "one loss for ever": ("train.no-grad", {"loss": lambda n: 0.6931, **RATE}),
+    "the same seven losses": (
+        "train.no-grad",
+        {"loss": lambda n: 2.5 + math.sin(n % 7), **RATE},
+    ),
+    "an optimizer without the parameters": ("train.no-grad", {"loss": flat, **RATE}),
+    "the same batch again": (
+        "train.diverged",
+        {
+            "loss": lambda n: (
+                2 * 0.995**n + noise(0.1) if n < 50 else 1.5 * 0.93 ** (n - 50)
+            )
+        },
+    ),
+    "a critic farther off than any return": (
+        "train.diverged",
+        critic(lambda n: 0.02 + abs(noise(0.01)) + 200 * (n > 60)),
+    ),
+    "a critic worse than a constant": (
+        "train.diverged",
+        {
+            "critic__vf_loss": lambda n: 0.02 + abs(noise(0.01)) + 3 * (n > 60),
+            "critic__vf_explained_var": lambda n: 0.5 if n < 60 else -9.0,
+        },
+    ),
+    "a limit that cuts all answers short": (
+        "train.diverged",
+        {
+            "response_length__mean": lambda n: (
+                440 + noise(30) if n < 50 else 192 - 0.4 * max(0, n - 80)
+            ),
+            "response_length__clip_ratio": lambda n: float(50 <= n < 80),
+        },
+    ),
+    "the chosen answers become impossible": (
+        "train.diverged",
+        preferences(lambda n: max(-240.0, -16.0 - 4 * n) + noise(2)),
+    ),
+    "pairs are guessed and the loss explodes": (
+        "train.diverged",
+        {
+            "rewards__accuracies": lambda n: 0.5 + noise(0.05),
+            "loss": lambda n: min(4.0, 0.69 + 0.1 * n) + noise(0.05),
+        },
+    ),
+    "the rollout leaps away": (
+        "vllm.wrong-output",
+        {"rollout_corr__k3_kl": lambda n: 1e-4 if n < 40 else 0.4 + noise(0.01)},
+    ),
+    "the rollout is far off from the first step on": (
+        "vllm.wrong-output",
+        {"training__rollout_probs_diff_mean": lambda n: 0.2 + noise(0.01)},
+    ),
+    "the rollout is far off and ever more": (
+        "sync.not-applied",
+        {"training__rollout_probs_diff_mean": lambda n: 0.2 + 0.001 * n},
+    ),
+    "fewer and fewer tokens": (
+        "train.slow",
+        {"Throughput": lambda n: 2600 * 0.97 ** max(0, n - 30) + noise(20)},
+    ),
+    "every third step is slow, by chance": (
+        "train.slow",
+        {"step_time": lambda n: random.choice((12, 12, 60)) if n > 20 else 12.0},
+    ),
+}
+SOUND: dict[str, Metrics] = {
+    "a policy's loss is below 0": {"loss": lambda n: 0.5 - n / 60, **REWARDED},
+    "preferences have a loss below 0": {
+        "loss": lambda n: 0.7 - n / 60,
+        "rewards__margins": lambda n: 0.02 * n,
+    },
+    "a divergence swings about 0": {"distill_loss": lambda n: noise(0.01)},
+    "a new batch has been sampled from the policy itself": {
+        "actor__ppo_kl": lambda n: 0.0,
+        **REWARDED,
+    },
+    "a KL is rounded to three decimals": {
+        "actor__kl_loss": lambda n: 0.0,
+        "critic__rewards__mean": lambda n: round(0.2 + n / 200, 3),
+    },
+    "a policy that does not move": {
+        "actor__kl_loss": lambda n: 0.0,
+        "actor__entropy": lambda n: 0.5 + noise(0.01),
+    },
+    "a validation of few digits": {"loss": learned, "eval_loss": lambda n: 2.6},
+    "nothing is learned and nothing changes": {
+        "loss": flat,
+        "eval_loss": lambda n: 2.596,
+    },
+    "no loss of a policy in its first update": {"loss": lambda n: 0.0, **REWARDED},
+    "a low rate": {
+        "loss": flat,
+        "lr": lambda n: 1e-5,
+        "grad_norm": lambda n: 0.6 + noise(0.03),
+    },
+    "harder texts and then learned again": {
+        "loss": lambda n: 2.6 + 0.4 * (40 < n < 80) + noise(0.1),
+        **RATE,
+    },
+    "full batches are smooth": {"loss": lambda n: 2 * 0.98**n + 0.1},
+    "a loss that is learned by heart keeps its noise": {
+        "loss": lambda n: 2 * 0.96**n * (1 + noise(0.05))
+    },
+    "the critic's error grows with the rewards": critic(
+        lambda n: 0.001 + (0.2 * min(1, n / 60)) ** 2 + abs(noise(0.001))
+    ),
+    "answers shrink by themselves": {
+        "response_length__mean": lambda n: 440 - 2 * n + noise(10),
+        "response_length__clip_ratio": lambda n: 0.05,
+    },
+    "the chosen answers become somewhat less likely": preferences(
+        lambda n: -20 - 0.1 * n + noise(1)
+    ),
+    "a checkpoint every fifteen steps": {
+        "step_time": lambda n: 60.0 if n % 15 == 0 else 12 + noise(0.5)
+    },
+    "checkpoints and validations": {
+        "step_time": lambda n: 60.0 if not n % 15 or not n % 10 else 12 + noise(0.5)
+    },
+    "slow steps have long answers": {
+        "step_time": lambda n: 60.0 if n * n % 7 == 2 else 12 + noise(0.5),
+        "response_length__mean": lambda n: 900.0 if n * n % 7 == 2 else 300 + noise(9),
+    },
+    "groups are drawn again": {
+        "step_time": lambda n: random.choice((12, 12, 60)),
+        "train__num_gen_batches": lambda n: 1.0,
+    },
+    "fewer tokens because answers are shorter": {
+        "Throughput": lambda n: 2600 * 0.99**n + noise(20),
+        "Mean_Generation_Length": lambda n: 300 * 0.99**n,
+    },
+}
+NOTED: dict[str, tuple[str, Metrics]] = {
+    "a loss of unknown kind falls through 0": (
+        "train.diverged",
+        {"loss": lambda n: 1 - n / 50 + noise(0.01)},
+    ),
+    "OpenRLHF without a reference": (
+        "train.diverged",
+        {"kl": lambda n: 0.0, "entropy": lambda n: 2 - n / 100, **REWARDED},
+    ),
+    "nothing is learned, but the gradients change": (
+        "train.no-grad",
+        {"loss": flat, "lr": lambda n: 2e-3, "grad_norm": lambda n: 0.1 + n / 100},
+    ),
+    "the teacher contradicts the student now and then": (
+        "teacher.wrong-output",
+        {
+            "distillation__loss": lambda n: 4.3 if n in {60, 85, 110} else learned(n),
+            "response_length__mean": lambda n: 300 + noise(20),
+        },
+    ),
+    "pairs are guessed": (
+        "train.diverged",
+        {
+            "rewards__accuracies": lambda n: 0.5 + noise(0.05),
+            "loss": lambda n: 0.69 + noise(0.01),
+        },
+    ),
+    "every sixth step is slow, by chance": (
+        "train.slow",
+        {
+            "step_time": lambda n: 60.0 if random.random() < 0.16 else 12 + noise(0.5),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_cannot_be_fails_the_run(name: str) -> None:
+    cause, metrics = BROKEN[name]
+    told = [one for one in seen(run(**metrics)) if one.certain]
+    assert [one.cause for one in told] == [cause], told
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_what_can_be_is_no_finding(name: str) -> None:
+    assert seen(run(**SOUND[name])) == []
+
+
+@pytest.mark.parametrize("name", NOTED)
+def test_what_proves_nothing_is_noted(name: str) -> None:
+    cause, metrics = NOTED[name]
+    told = seen(run(**metrics))
+    assert [(one.cause, one.certain) for one in told] == [(cause, False)], told
+
+
+def test_a_reward_that_falls_with_the_engine_follows_from_it() -> None:
+    told = seen(
+        run(
+            critic__rewards__mean=lambda n: 0.7 - 0.5 * (n >= 40) - n / 1e3,
+            rollout_corr__k3_kl=lambda n: 1e-4 if n < 40 else 0.4 + noise(0.01),
+        )
+    )
+    assert [(one.cause, one.certain) for one in told] == [
+        ("train.diverged", False),
+        ("vllm.wrong-output", True),
+    ]
+
+
+def test_a_run_that_goes_on_from_a_plateau_may_stay_there() -> None:
+    lines = run(loss=flat, **RATE)
+    resumed = [line.replace("step:", "step:5", 1) for line in lines[10:99]]
+    assert seen(resumed) == []
