@@ -57,7 +57,10 @@ _UNCAUGHT = Pattern(
     rb"(?:\[rank\d+\]: *)? *File \"[^<\"\r\n][^\"\r\n]*\", line \d+, in <module>"
 )
 _TRAINS = Pattern(
-    rb"WorkerDict|TaskRunner|actor_rollout|Trainer|\btrl\b|\bverl\b|(?i:deepspeed)"
+    rb"WorkerDict|TaskRunner|actor_rollout|Trainer|\btrl\b|\bverl\b|FSDP"
+    rb"|(?i:deepspeed|megatron|openrlhf|lightrft|slime|skyrl|areal|nemo_rl|prime.rl"
+    rb"|ms.swift|llama.?factory|open_instruct|unsloth)"
+    rb"|\bLLMRayActor|\bRolloutManager|\btrain_\w+\.py|\.train_\w+ "
 )
 
 
