@@ -123,7 +123,8 @@ def _verdict(
     telling = [hit for one in strong for hit in one.hits if not hit.weak]
     waits = all(map(recovery.waits, telling)) and not any(map(recovery.failed, logs))
     if strong:
-        phase = failed_in or _phase_of(strong[0], logs, phase)
+        before = _phase_before(strong[0], logs) or phase
+        phase = failed_in or _phase_of(strong[0], logs, before)
     if strong and not waits:
         seen_only = catalogue[strong[0].cause].seen_by_peer
         if seen_only and (first := peer_failure.behind(strong[0], found, logs)):
@@ -395,6 +396,22 @@ def _stacked(log: Log, last: str) -> str:
     stack = [one.frames for one in threads[:1]]
     shown = (exceptions.Raised("", 0, frames=[*stack[0]]),) if stack else ()
     return frames.phase_of(shown, last)
+
+
+def _phase_before(root: Candidate, logs: list[Log]) -> str:
+    """The phase marked last before the root showed; empty if it made steps since.
+
+    What follows a root without a step is its consequence, such as a timer's end.
+    """
+    log = next(log for log in logs if log.number == root.best.source_index)
+    place = root.best.order - log.tail_at + len(log.edges) - len(log.tail)
+    since = max(log.last_step_at, log_phases.STEP.last(log.edges))
+    if root.best.order < log.tail_at or since > place:
+        return ""
+    before = log.edges[:place]
+    told = log_phases.spoken_after(before, log.last_step_at)
+    phase = told.phase if told else log_phases.last_phase(before, log.last_step_at)
+    return phase if phase in log_phases.PHASES and phase != "unknown" else ""
 
 
 def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
