@@ -93,8 +93,10 @@ Chain = tuple[Raised, ...]
 def read(text: bytes) -> list[Chain]:
     """The exceptions in a text with tracebacks, in the order of their first lines."""
     processes: dict[bytes, _Reader] = {}
+    timed = prefixes.are_timed(text)
     for start, end, line in _lines(text):
-        process, own = prefixes.split(line)
+        process, own = prefixes.split(prefixes.untimed(line) if timed else line)
+        own = prefixes.untimed(own) if timed and process else own
         reader = processes.get(process)
         if reader is None:
             reader = processes[process] = _Reader(process.decode("utf-8", "replace"))

@@ -24,7 +24,7 @@ _OF_ENGINE = re.compile(
     r"/sglang/srt/(?!entrypoints)|/vllm/v1/(?:engine|worker|executor)/"
 )
 _ANSWERS = re.compile(
-    r"generate|request|validate|execute_model|sampl|schedul|event_loop|_step$|^step"
+    r"generate|request|validate|execute_model|sampl|schedul(?!er_process)|event_loop|_step$|^step"
 )
 _WAITS_FOR = re.compile(r"wait_(?:for|until)|connect|health|is_ready", re.IGNORECASE)
 _TASK = re.compile(r"ray::(\w+)\.(\w+)\(\)")

@@ -97,8 +97,8 @@ _CLAUSES = Pattern(rb"[,;|]+ |\. |\xe2\x80\x94| - | -> |[()]")
 # Python's re: a line is short, and these patterns do not backtrack.
 _CAMEL = re.compile(rb"(?<=[a-z]{2})(?=[A-Z])")
 _NO_WORD = re.compile(rb"[^a-z0-9.%/]+|(?<![0-9])[./]|[./](?![0-9])")
-# What verl and ROLL hand from worker to worker; of a dataset it says nothing.
-_HOLDS_TENSORS = re.compile(rb"\bdata ?(?:protos?|refs?)\b")
+# What verl and ROLL hand from worker to worker, and how: nothing of a dataset.
+_HOLDS_TENSORS = re.compile(rb"\bdata ?(?:protos?|refs?)\b|\bray get\b")
 LONGEST = 300
 _LETTERS = frozenset(string.ascii_letters.encode())
 

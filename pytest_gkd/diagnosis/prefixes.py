@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from pytest_gkd.diagnosis.patterns import Pattern
+
 # Longer than any prefix. For so few bytes Python's re is ten times as fast as RE2's
 # wrapper, and this runs on every line near a match.
 _LONGEST = 1000
@@ -23,11 +25,30 @@ _LOGGER = re.compile(
     rb"(?:(?:ERROR|CRITICAL|WARNING|INFO|DEBUG) \d\d-\d\d \d\d:\d\d:\d\d "
     rb"(?:\[[^\]\r\n]{1,80}\]|[\w.]+:\d+\])"
     rb"|[EWIFC]\d{3,4} \d\d:\d\d:\d\d[.\d]* +\d+ [^\]\r\n]{1,120}\](?: \[\d+\])?"
-    rb"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:?\d\d))(?: |\Z)"
+    rb"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:?\d\d)"
+    rb"(?: (?:stdout|stderr) [FP])?)(?: |\Z)"
 )
+# What ts of moreutils and journald put there.
+_TIME = (
+    rb"(?:\[?\d{4}[-/]\d\d[-/]\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?"
+    rb"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: [\w.-]{1,60} [\w.@-]{1,60}\[\d+\]:)?) "
+)
+_BEFORE_ALL = re.compile(_TIME)
+_TIMED_FRAME = Pattern(rb"(?m)^(?:\([^)\r\n]{1,80}\) )?" + _TIME + rb"  File \"")
 
 # The first byte of any of these, except compose's.
 _FIRST = b"([0123456789EWIFCD"
+
+
+def are_timed(text: bytes) -> bool:
+    """Whether a time is put before every line, also before those of tracebacks."""
+    return _TIMED_FRAME.search(text) is not None
+
+
+def untimed(line: bytes) -> bytes:
+    """A line without the time before it."""
+    found = _BEFORE_ALL.match(line)
+    return line[found.end() :] if found else line
 
 
 def split(line: bytes) -> tuple[bytes, bytes]:
