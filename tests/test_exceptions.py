@@ -117,6 +117,22 @@ def of_srun(text: bytes) -> bytes:
     return before_lines(b"3: ", text)
 
 
+def of_ts(text: bytes) -> bytes:
+    return before_lines(b"[2026-11-29 10:04:01] ", text)
+
+
+def of_a_timed_worker(text: bytes) -> bytes:
+    return before_lines(b"(WorkerDict pid=7) 2026-11-29 10:04:01,213 ", text)
+
+
+def of_journald(text: bytes) -> bytes:
+    return before_lines(b"Nov 29 10:04:01 node-3 train.sh[4711]: ", text)
+
+
+def of_kubernetes(text: bytes) -> bytes:
+    return before_lines(b"2026-11-29T10:04:01.123456789Z stderr F ", text)
+
+
 def among_others(text: bytes) -> bytes:
     """The same text of another process at the same time, a line of each in turn."""
     return b"".join(
@@ -144,6 +160,10 @@ WAYS: list[Callable[[bytes], bytes]] = [
     of_an_engine,
     of_a_container,
     of_srun,
+    of_ts,
+    of_a_timed_worker,
+    of_journald,
+    of_kubernetes,
     among_others,
     among_bars,
 ]

@@ -93,6 +93,34 @@ def test_a_program_that_was_killed_and_begun_again_has_survived() -> None:
     assert survived(judged(text + START + steps(5, 8))) == ["env.killed"]
 
 
+def test_ranks_that_a_launcher_begins_again_with_another_number_have_survived() -> None:
+    begun = '{{"t": 179594{0}43.6, "rank": 0, "attempt": {0}, "event": "begun"}}\n'
+    text = begun.format(0) + steps(1, 4) + UNCAUGHT
+    assert judged(text).causes[0].cause == "cuda.oom"
+    assert survived(judged(text + begun.format(1) + steps(4, 7))) == ["cuda.oom"]
+
+
+def test_a_step_without_finite_loss_that_is_skipped_was_survived() -> None:
+    skipped = "12:00:05 INFO step 5 failed and is skipped: loss is not finite: nan\n"
+    raised = CAUGHT.replace(OOM, "ValueError: loss is not finite: nan")
+    text = START + steps(1, 4) + skipped + raised
+    assert survived(judged(text + steps(6, 8))) == ["train.nan"]
+    assert judged(text).causes[0].cause == "train.nan"
+
+
+def test_what_was_raised_in_an_attempt_that_is_not_the_last_has_not_ended_it() -> None:
+    tried = "12:00:05 WARNING save failed (attempt {} of 2): OSError(28, '{}')\n"
+    full = "No space left on device"
+    raised = CAUGHT.replace(OOM, f"OSError: [Errno 28] {full}")
+    text = START + steps(1, 4) + tried.format(1, full) + raised
+    assert judged(text + "12:00:06 INFO saved in 0.5 s\n").verdict == "running"
+    text += tried.format(2, full) + raised
+    assert judged(text).causes[0].cause == "env.disk-full"
+    uncaught = raised.replace("in one_step", "in <module>")
+    text = START + steps(1, 4) + tried.format(1, full) + uncaught
+    assert judged(text).causes[0].cause == "env.disk-full"
+
+
 def test_steps_of_other_ranks_do_not_outlive_a_rank_that_made_its_own() -> None:
     def of(rank: int, last: int) -> str:
         return steps(1, last).replace("12:00", f"[rank{rank}]: 12:00")
@@ -178,6 +206,7 @@ ModuleNotFoundError: No module named 'numpyy'
         ("pipeline complete", "healthy"),
         ("INFO driver: training finished after 8 steps", "healthy"),
         ("job ended with status 0", "healthy"),
+        ("all stages done in 3.9 s", "healthy"),
         ("job ended with status 1", "failed"),
         ("waiting until the pipeline is complete and merged", "failed"),
     ],

@@ -38,8 +38,8 @@ _DEAD = Pattern(
 # The closing words of a user's own program.
 _CLOSING = Pattern(
     rb"(?i)\b(?:pipeline|job|run|training|distillation|evaluation|conversion|everything"
-    rb"|all steps|epochs?)\b.{0,30}\b(?:complete|completed|finished|done|ok"
-    rb"|(?:status|code) 0)\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$"
+    rb"|all (?:steps|stages|parts|phases|tasks)|epochs?)\b.{0,30}"
+    rb"\b(?:complete|completed|finished|done|ok|(?:status|code) 0)\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$"
 )
 # Its last line where it says no such thing, told only once no step is left to do.
 _SAVED = Pattern(

@@ -34,7 +34,11 @@ _TIME = (
     rb"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: [\w.-]{1,60} [\w.@-]{1,60}\[\d+\]:)?) "
 )
 _BEFORE_ALL = re.compile(_TIME)
-_TIMED_FRAME = Pattern(rb"(?m)^(?:\([^)\r\n]{1,80}\) )?" + _TIME + rb"  File \"")
+_TIMED = Pattern(
+    rb"(?m)^(?:\([^)\r\n]{1,80}\) )?"
+    + _TIME
+    + rb"(?:.{0,200}Traceback \(most recent call last\)|  File \")"
+)
 
 # The first byte of any of these, except compose's.
 _FIRST = b"([0123456789EWIFCD"
@@ -42,7 +46,7 @@ _FIRST = b"([0123456789EWIFCD"
 
 def are_timed(text: bytes) -> bool:
     """Whether a time is put before every line, also before those of tracebacks."""
-    return _TIMED_FRAME.search(text) is not None
+    return _TIMED.search(text) is not None
 
 
 def untimed(line: bytes) -> bytes:

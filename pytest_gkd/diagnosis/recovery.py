@@ -47,7 +47,7 @@ _IN_VAIN = re.compile(r"(?:^|[._])(?:Empty|(?:Get)?TimeoutError)$")
 _DIGITS = re.compile(rb"\d+")
 # What differs from one start of a program to the next.
 _VARIES = re.compile(
-    rb"[\d:.,/-]*\d{2}:\d\d[\d:.,+Z]*|\d{4}-\d\d-\d\d|\d{4,}|\x1b\[[\d;]*m"
+    rb"[\d:.,/-]*\d{2}:\d\d[\d:.,+Z]*|\d{4}-\d\d-\d\d|\x1b\[[\d;]*m|\d+"
 )
 
 
@@ -86,7 +86,9 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         outlived = works and at < len(log.tail) - log_end.AFTER
         symptom = hit.tier != "cause"
         if hit.signature.silent:
-            if hit.cause != "train.nan" or not log.metrics.recovered(hit.order):
+            skipped = hit.order < until and _handled(log, hit)
+            nan = hit.cause == "train.nan"
+            if not (nan and (skipped or log.metrics.recovered(hit.order))):
                 yield hit
         elif outlived or (symptom and log_end.went_on(log.tail, at)):
             continue
@@ -112,11 +114,27 @@ def _in_earnest(hit: Hit) -> Hit:
     return replace(hit, weak=False) if found and _is_last(found) else hit
 
 
-def waits(hit: Hit) -> bool:
-    """Whether the program waits or tries again after what the line says."""
-    found = _WAITS.search(hit.text.encode())
-    told = found is not None and not _is_last(found)
+def waits(hit: Hit, log: Log) -> bool:
+    """Whether the program waits or tries again after what the line says.
+
+    What it says of an exception that it caught stands in the two lines before it.
+    """
+    chain = exceptions.around(log.chains, hit.order, hit.process)
+    told = _tries(hit.text.encode()) or (bool(chain) and _tried(log, chain))
     return hit.signature.waits or told
+
+
+def _tried(log: Log, chain: exceptions.Chain) -> bool:
+    """Whether it was caught in an attempt that is not the last, and the log goes on."""
+    raised = log.tail.find(b"\n", max(0, chain[-1].at - log.tail_at))
+    goes_on = raised >= 0 and log.tail[raised:].strip()
+    told = goes_on and not _ends_program(chain)
+    return bool(told) and any(map(_tries, _before(log, chain)))
+
+
+def _tries(line: bytes) -> bool:
+    found = _WAITS.search(line)
+    return found is not None and not _is_last(found)
 
 
 def _is_last(found: Match) -> bool:
@@ -130,7 +148,12 @@ def failed(log: Log) -> bool:
     later = [one for one in log.chains if until <= one[-1].at < last]
     if later and all(_is_handled(log, one) for one in later):
         until = last
-    waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit)}
+    waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit, log)}
+    for chain in log.chains:
+        if _tried(log, chain):
+            start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
+            lines = _LINE.finditer(log.tail, max(0, start), max(0, end))
+            waiting.update(one.start() for one in lines)
     return log_end.failed(log.tail, until - log.tail_at, waiting)
 
 
@@ -158,10 +181,14 @@ def _of_answer(log: Log, hit: Hit) -> bool:
 
 
 def _is_handled(log: Log, chain: exceptions.Chain) -> bool:
+    return any(_HANDLED.search(line) for line in _before(log, chain))
+
+
+def _before(log: Log, chain: exceptions.Chain) -> list[bytes]:
+    """The two lines before a traceback, or the one before it and its first."""
     start = max(0, min(one.start for one in chain) - log.tail_at)
     end = log.tail.find(b"\n", start)  # of its first line, or of the one before it
-    before = log_end.last_lines(log.tail[max(0, start - 2000) : max(0, end)], 2)
-    return any(_HANDLED.search(line) for line in before)
+    return log_end.last_lines(log.tail[max(0, start - 2000) : max(0, end)], 2)
 
 
 @functools.lru_cache(maxsize=64)
