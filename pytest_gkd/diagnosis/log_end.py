@@ -39,7 +39,8 @@ _DEAD = Pattern(
 _CLOSING = Pattern(
     rb"(?i)\b(?:pipeline|job|run|training|distillation|evaluation|conversion|everything"
     rb"|all (?:steps|stages|parts|phases|tasks)|epochs?)\b.{0,30}"
-    rb"\b(?:complete|completed|finished|done|ok|(?:status|code) 0)\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$"
+    rb"\b(?:complete|completed|finished|done|ok|(?:status|code) 0)"
+    rb"\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$"
 )
 # Its last line where it says no such thing, told only once no step is left to do.
 _SAVED = Pattern(
