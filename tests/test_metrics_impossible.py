@@ -198,6 +198,18 @@ SOUND: dict[str, Metrics] = {
         "Mean_Generation_Length": lambda n: 300 * 0.99**n,
     },
 }
+SOUND |= {
+    "a peak of memory that is never reset has records": {
+        "perf__max_memory_reserved_gb": lambda n: (
+            16.0 + sum(n > at for at in (2, 3, 5, 9, 14, 24, 45, 68, 85, 103))
+        )
+    },
+    "generation grows with the square of the answers": {
+        "timing_s__gen": lambda n: 4 * (1 + n / 120) ** 1.6 + noise(0.1),
+        "timing_s__step": lambda n: 9 + 4 * (1 + n / 120) ** 1.6 + noise(0.2),
+        "response_length__mean": lambda n: 300 * (1 + n / 120) + noise(9),
+    },
+}
 NOTED: dict[str, tuple[str, Metrics]] = {
     "a loss of unknown kind falls through 0": (
         "train.diverged",
@@ -270,3 +282,39 @@ def test_a_run_that_goes_on_from_a_plateau_may_stay_there() -> None:
     lines = run(loss=flat, **RATE)
     resumed = [line.replace("step:", "step:5", 1) for line in lines[10:99]]
     assert seen(resumed) == []
+
+
+def bar(n: int, pace: float) -> str:
+    return f" 10%|# | {n}/400 [01:00<09:00, {pace:.2f}s/it, loss={2 + noise(0.2):.3f}]"
+
+
+def averages(seconds: Values) -> list[float]:
+    """The pace that a bar shows after each step: the mean of all so far."""
+    total, found = 0.0, []
+    for n in range(1, 121):
+        total += seconds(n)
+        found.append(total / n)
+    return found
+
+
+def test_pauses_between_fast_steps_do_not_slow_them_down() -> None:
+    paces = averages(lambda n: 12 + 400 * (n > 20 and n % 20 == 0))
+    assert paces[-1] > 2 * paces[18]
+    assert seen([bar(n, pace) for n, pace in enumerate(paces, 1)]) == []
+
+
+def test_steps_that_take_longer_show_in_the_pace() -> None:
+    paces = averages(lambda n: 12 + 40 * (n > 40))
+    (one,) = seen([bar(n, pace) for n, pace in enumerate(paces, 1)])
+    assert (one.cause, one.certain) == ("train.slow", True)
+
+
+def test_where_a_time_of_the_step_is_printed_the_pace_is_not_judged() -> None:
+    paces = averages(lambda n: 12 + 40 * (n > 40))
+    lines = [bar(n, pace) for n, pace in enumerate(paces, 1)]
+    assert seen([*lines, *run(step_time=lambda n: 12 + noise(0.1))]) == []
+
+
+def test_memory_grows_from_its_level_not_from_the_peak_of_the_start() -> None:
+    (one,) = seen(run(mem_allocated_gb=lambda n: 20 if n < 3 else 12 + n / 20))
+    assert "from 12.3 GiB to 18 GiB" in one.text

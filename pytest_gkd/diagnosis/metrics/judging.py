@@ -154,8 +154,11 @@ class Run:
             default=None,
         )
 
-    def longer_responses(self, series: Series) -> bool:
-        """Whether responses grow as much, which explains growing time and memory."""
+    def longer_responses(self, series: Series, power: int = 1) -> bool:
+        """Whether responses, to this power, grow as much, which explains it.
+
+        Memory grows with the length, the time of attention with its square.
+        """
         levels = ends(series)
         if levels is None or levels[0] <= 0:
             return False
@@ -164,7 +167,7 @@ class Run:
             if lengths is None or lengths[0] <= 0:
                 continue
             grown = robust.trend(one.finite().values) > SURE
-            if grown and lengths[1] / lengths[0] >= levels[1] / levels[0]:
+            if grown and (lengths[1] / lengths[0]) ** power >= levels[1] / levels[0]:
                 return True
         return False
 

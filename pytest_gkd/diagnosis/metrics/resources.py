@@ -39,6 +39,10 @@ AGAIN = 5
 MOST_GAPS = 50
 # Memory that grew by a smaller factor may still fit, if the capacity is unknown.
 GROWN = 1.2
+# A peak that is never reset rises with each record, of which the second half of a sound
+# run has 0.7 on average and more than these in one of 5,000 (Poisson's distribution;
+# Renyi, Theorie des elements saillants d'une suite d'observations, 1962).
+RECORDS = 5
 # Ordinary fluctuation, in bytes.
 NO_LEAK = 16 * 2**20
 # How far to look ahead if the planned number of steps is unknown: this many times the
@@ -82,7 +86,7 @@ def parts(run: Run) -> Iterator[NumberFinding]:
             yield found(part, 0, "train.slow", text, certain=False)
         elif (
             late > 1.5 * early
-            and not run.longer_responses(part)
+            and not run.longer_responses(part, 2)
             and late > 0.25 * last
             and late - early > 0.5 * (last - first) > 0.1 * first
             and robust.trend(part.values) > 1.5 * SURE
@@ -95,16 +99,20 @@ def parts(run: Run) -> Iterator[NumberFinding]:
 
 @JUDGES.of("step time")
 def _slower(series: Series, run: Run) -> Iterator[NumberFinding]:
-    if run.longer_responses(series):
+    if run.longer_responses(series, 2):
         return
     series = series.finite()
     if series.name == "s/it":
+        if len(run.of("step time")) > 1:
+            return  # that time is the steps' own
         series = series.since(_settled(series))
     if len(series) < ENOUGH:
         return
     place, chance = robust.change(series.values)
     before, after = series.values[:place], series.values[place:]
     if chance > 0.01 or len(before) < 3 or len(after) < 3:
+        return
+    if series.name == "s/it" and _recovers(after):
         return
     usual, now = robust.median(before), robust.median(after[-window(series) :])
     sudden = now > 1.5 * usual and now > usual + FAR * robust.deviation(before)
@@ -186,11 +194,21 @@ def _fewer_tokens(series: Series, run: Run) -> Iterator[NumberFinding]:
     highest = max(known, key=known.__getitem__)
     best, last = known[highest], known[len(values) - width]
     falls = robust.trend(values[highest:]) < -2 * SURE
-    if falls and best > 1.5 * last and not run.shorter_responses(last / best):
+    if falls and best > TWICE * last and not run.shorter_responses(last / best):
         spread = robust.deviation(values[highest : highest + width])
         at = since(series, below(best - max(FAR * spread, 0.1 * best)))
         text = f"from {best:.4g} to {last:.4g}: slower steps, or less in a batch"
         yield found(series, at, "train.slow", text, certain=best >= 2 * TWICE * last)
+
+
+def _recovers(paces: Sequence[float]) -> bool:
+    """Whether a bar's pace falls in most steps, as after each pause of a fast run.
+
+    A pace is an average of the steps so far, or a moving one (tqdm, std.py): it falls
+    in a step that takes less.
+    """
+    moves = [late - early for early, late in itertools.pairwise(paces)]
+    return sum(one < 0 for one in moves) > 2 * sum(one > 0 for one in moves)
 
 
 def _settled(series: Series) -> int:
@@ -217,14 +235,17 @@ def _memory(series: Series, run: Run) -> Iterator[NumberFinding]:
     growth = robust.slope(series.steps[half:], late)
     before = robust.slope(series.steps[:half], early)
     rises = robust.trend(late) > SURE and robust.trend(early) > 0
+    if not any(after < before for before, after in itertools.pairwise(series.values)):
+        rises = rises and len({*late}) > RECORDS
     grown = growth * (series.steps[-1] - series.steps[half])
     unit = 1.0 if max(late) > MOST_GIB else GIB
     least = max(0.03 * robust.median(early), NO_LEAK / unit)
     if not (rises and growth > 0.4 * before and grown > least):
         return
-    more, begun, ended = (_bytes(one * unit) for one in (growth, early[0], late[-1]))
+    first = min(early[0], robust.median(early[:ENOUGH]))  # a start may take more
+    more, begun, ended = (_bytes(one * unit) for one in (growth, first, late[-1]))
     text = f"grows by {more} a step, from {begun} to {ended}"
-    says, certain = _fits(series.since(half), run, unit, early[0])
+    says, certain = _fits(series.since(half), run, unit, first)
     if series.counted:
         text, says = f"grows by {more} each time, from {begun} to {ended}", ""
     yield found(series, half, "train.memory-leak", text + says, certain=certain)
