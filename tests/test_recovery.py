@@ -267,3 +267,21 @@ def test_who_waited_in_vain_did_so_for_what_had_failed_before(
     waiter = START_OF_ALL + UNKNOWN.replace("moon.Eclipse: no light", end)
     report = judged(START + steps(1, 2) + feeder + steps(3, 7) + waiter)
     assert [one.cause for one in report.causes] == [cause] * bool(cause)
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [
+        ("Saving the model to out/final", "running"),
+        ("Saving the model to out/final\nmetrics: loss 2.0", "healthy"),
+        ("The model is saved to out/final", "healthy"),
+        ("", "healthy"),
+    ],
+)
+def test_a_save_that_is_only_begun_after_the_last_step_is_no_good_end(
+    last: str, verdict: str
+) -> None:
+    end = "12:00:09 INFO {'train_runtime': 9.0, 'train_loss': 2.0}\n"
+    text = START + steps(1, 4) + end + last + "\n"
+    log = log_file.read(io.BytesIO(text.encode()), "a.log", 0, CATALOGUE)
+    assert logs.judge([log], CATALOGUE, now="13:00:00").verdict == verdict

@@ -85,9 +85,23 @@ def finished(tail: bytes) -> int:
         found = match.start()
     if found < 0 and _closes(last := last_lines(tail, 25)):
         found = tail.rfind(last[-1])
-    if found >= 0 and (log_phases.starts_after(tail, found) or _raises(tail[found:])):
+    if found >= 0 and (
+        log_phases.starts_after(tail, found) or _raises(tail[found:]) or saves(tail)
+    ):
         return -1
     return found
+
+
+@functools.lru_cache(maxsize=64)
+def saves(tail: bytes) -> bool:
+    """Whether it says after the last of all steps that it saves, and no more."""
+    end = max(log_phases.FINISHED.last(tail), log_phases.ENDED.last(tail))
+    last = b"".join(last_lines(tail, 1))
+    if end < 0 or last in last_lines(tail[end:].partition(b"\n")[0], 1):
+        return False
+    if told := log_phases.spoken_after(last):
+        return told.phase == "checkpoint" and not told.over
+    return log_phases.last_phase(last) == "checkpoint"
 
 
 def _raises(after: bytes) -> bool:
@@ -166,7 +180,8 @@ def at_rest(tail: bytes) -> bool:
 
 def over(tail: bytes) -> bool:
     """Whether the last lines are typical of an end, though none says so outright."""
-    return any(log_phases.ended(line) for line in last_lines(tail, 25))
+    ended = any(log_phases.ended(line) for line in last_lines(tail, 25))
+    return ended and not saves(tail)
 
 
 def stuck(tail: bytes) -> bytes:

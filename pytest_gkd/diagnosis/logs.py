@@ -243,7 +243,7 @@ def _all_steps_done(log: Log) -> bool:
     """Whether it ends with the last of its steps: a silent end, or what comes after."""
     step, total = log.metrics.last_step, log.metrics.total
     at, edges = log.last_step_at, log.edges
-    return (
+    return log_end.saves(log.tail) or (
         step == total > 1
         and not log_end.epochs_follow(log.tail)
         and log_phases.last_phase(edges, at) == "after-step"
