@@ -285,3 +285,9 @@ def test_a_save_that_is_only_begun_after_the_last_step_is_no_good_end(
     text = START + steps(1, 4) + end + last + "\n"
     log = log_file.read(io.BytesIO(text.encode()), "a.log", 0, CATALOGUE)
     assert logs.judge([log], CATALOGUE, now="13:00:00").verdict == verdict
+
+
+def test_a_full_bar_before_the_steps_is_no_end_of_them() -> None:
+    bar = "100%|##########| 2811/2811 [00:03<00:00, 893.88it/s]\n"
+    assert judged(START + bar + steps(1, 4)).verdict == "running"
+    assert judged(START + steps(1, 4) + bar).verdict == "healthy"

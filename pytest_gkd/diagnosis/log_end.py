@@ -179,8 +179,12 @@ def at_rest(tail: bytes) -> bool:
 
 
 def over(tail: bytes) -> bool:
-    """Whether the last lines are typical of an end, though none says so outright."""
-    ended = any(log_phases.ended(line) for line in last_lines(tail, 25))
+    """Whether the last lines are typical of an end, though none says so outright.
+
+    Before a step they are of something else, such as the bar of the data.
+    """
+    step = tail.rfind(b"\n", 0, max(0, log_phases.STEP.last(tail))) + 1
+    ended = any(log_phases.ended(line) for line in last_lines(tail[step:], 25))
     return ended and not saves(tail)
 
 
