@@ -54,6 +54,11 @@ _DOTTED = Pattern(
     rb"^ *(?P<type>(?:[A-Za-z_]\w*\.)+(?:<locals>\.)?[A-Z]\w*)"
     rb"(?::(?: (?P<message>.*))?)?$"
 )
+# A traceback that begins on a bar's line, which does not end until the bar is full.
+_ON_A_BAR = Pattern(
+    rb"\| *\d+/\d+ \[[^\]]*\] *(?P<rest>(?:\[\w+\]: *|\([^()]*\) *)?"
+    rb"Traceback \(most recent call last\):?)$"
+)
 _MEMBER = Pattern(rb"^[ +]*\+-[+-]*-{8,} (?:\d+|\.\.\.) -{8,}$")
 _TREE = Pattern(rb"^ *(?:\| ?|\+ (?:Exception Group ))")
 _FOLDED = Pattern(rb" *\[repeated \d+x across cluster\].*")
@@ -272,6 +277,8 @@ def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
         shown = uncoloured(line.rstrip(b"\r\n"))
         if b" [repeated " in shown:
             shown = _FOLDED.without(shown)
+        if _MARK in shown and (bar := _ON_A_BAR.search(shown)):
+            shown = bar[b"rest"]
         lines.append((at, at + len(line), shown))
         at += len(line)
     widths = Counter(

@@ -57,6 +57,8 @@ _UNCAUGHT = Pattern(
     rb"(?m)^(?:\[rank\d+\]: *)?Traceback \(most recent call last\):\r?\n"
     rb"(?:\[rank\d+\]: *)? *File \"[^<\"\r\n][^\"\r\n]*\", line \d+, in <module>"
 )
+# torchrun's, after the exceptions of its ranks.
+_SUMMARY = Pattern(rb"errors\.ChildFailedError: *\r?\n={9}")
 _TRAINS = Pattern(
     rb"WorkerDict|TaskRunner|actor_rollout|Trainer|\btrl\b|\bverl\b|FSDP"
     rb"|(?i:deepspeed|megatron|openrlhf|lightrft|slime|skyrl|areal|nemo_rl|prime.rl"
@@ -107,7 +109,8 @@ def saves(tail: bytes) -> bool:
 def _raises(after: bytes) -> bool:
     """Whether the program itself then ended in an error, such as of its last save."""
     raised = _UNCAUGHT.search(after) is not None
-    return raised and any(map(log_phases.FAILED.search, last_lines(after, 3)))
+    last = last_lines(after, 60 if _SUMMARY.search(after) else 3)
+    return raised and any(map(log_phases.FAILED.search, last))
 
 
 def _closes(last: list[bytes]) -> bool:
@@ -172,7 +175,8 @@ def _last_work(tail: bytes) -> int:
 
 def at_rest(tail: bytes) -> bool:
     """Whether the last lines leave nothing to do: an end, or a ready server."""
-    serves = _TRAINS.search(tail) is None
+    trains = _TRAINS.search(tail) or log_phases.STEP.last(tail) >= 0
+    serves = not trains
     return over(tail) or (
         serves and any(log_phases.READY.search(line) for line in last_lines(tail, 25))
     )
