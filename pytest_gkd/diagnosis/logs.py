@@ -142,7 +142,10 @@ def _verdict(
     failed = crashed if ended else [log for log in logs if recovery.failed(log)]
     if failed:
         ends = ((log, log.tail_at + len(log.tail)) for log in failed)
-        raised = (_raised_in(log, at, last=phase) for log, at in ends)
+        raised = (
+            _raised_in(log, at, last=phase) or _raised_last([log], phase)
+            for log, at in ends
+        )
         phase = failed_in or next(filter(None, raised), phase)
         return _unknown(failed if ended else logs, phase, last, found, catalogue)
     if ended or silenced:  # what the finished or working ones do is known
@@ -425,12 +428,28 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
     if root.cause in _PHASE_OF_CAUSE and last not in _WITH_ACTORS:
         return _PHASE_OF_CAUSE[root.cause]
     by_number = {log.number: log for log in logs}
-    for hit in root.hits:
-        log = by_number[hit.source_index]
-        phase = _raised_in(log, hit.order, hit.process, last)
+    found = [
+        _raised_in(by_number[hit.source_index], hit.order, hit.process, last)
+        for hit in root.hits
+    ]
+    if root.cause == "vllm.engine-died":
+        found.insert(0, _raised_last(logs, last))  # who asked it knows more
+    else:
+        found.append(_raised_last(logs, last))
+    for phase in found:
         if phase and (phase, last) != ("actor-init", "rollout-init"):
             return phase
     return log_phases.caused_in(root.cause, last)
+
+
+def _raised_last(logs: list[Log], last: str) -> str:
+    """The phase of the last exception that the run did not outlive and that tells it."""
+    for log in logs:
+        until = recovery.outlived_until(log)
+        for chain in reversed(log.chains):
+            if chain[-1].at >= until and (phase := frames.phase_of(chain, last)):
+                return phase
+    return ""
 
 
 def _raised_in(log: Log, at: int, process: str = "", last: str = "") -> str:
