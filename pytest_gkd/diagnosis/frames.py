@@ -23,6 +23,8 @@ _ENGINE = re.compile(r"vllm|sglang|EngineCore|LLMRayActor", re.IGNORECASE)
 _OF_ENGINE = re.compile(
     r"/sglang/srt/(?!entrypoints)|/vllm/v1/(?:engine|worker|executor)/"
 )
+# An engine checks its own settings as it starts.
+_ENGINES_OWN = re.compile(r"/(?:vllm|sglang)/")
 _ANSWERS = re.compile(
     r"generate|request|validate|execute_model|sampl|schedul(?!er_process)|event_loop|_step$|^step"
 )
@@ -189,7 +191,9 @@ def _by_table(chain: Chain, role: str, last: str, possible: tuple[str, ...]) -> 
                 continue
             name = _name(frame)
             phase = log_phases.raised_in(f"{PurePosixPath(frame.file).name}:{name}")
-            if phase not in possible:
+            if phase not in possible or (
+                phase == "config" and _ENGINES_OWN.search(frame.file)
+            ):
                 continue
             if phase in log_phases.STARTS and any(map(_of_teacher, one.frames)):
                 return "teacher-init" if phase in _LOADS else phase
