@@ -443,7 +443,7 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
 
 
 def _raised_last(logs: list[Log], last: str) -> str:
-    """The phase of the last exception that the run did not outlive and that tells it."""
+    """The phase of the last exception that tells one and was not outlived."""
     for log in logs:
         until = recovery.outlived_until(log)
         for chain in reversed(log.chains):

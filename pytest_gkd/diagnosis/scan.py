@@ -45,7 +45,8 @@ _NOTE = Pattern(
 )
 # The prefixes of process output from Ray, vLLM and torchrun.
 _PREFIX = Pattern(
-    rb"^(?:\([\w.:]+ (?:rank=\d+ )?pid=\d+[^)]*\) *|\[default\d+\]:|\[pod/[\w./-]+\] ?)+"
+    rb"^(?:\([\w.:]+ (?:rank=\d+ )?pid=\d+[^)]*\) *|\[default\d+\]:"
+    rb"|\[pod/[\w./-]+\] ?)+"
 )
 _ALARM = Pattern(rb"\b(?:ERROR|CRITICAL|FATAL)\b|\b[EF]\d{3,4} ")
 _REPEATED = Pattern(rb" *\[repeated \d+x across cluster\].*")
