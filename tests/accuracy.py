@@ -167,6 +167,8 @@ FIGURES = (
     "ended in an error: called failed or unknown",
     "cause is among those told",
     "its cause first, or none where none fits",
+    "cause told as certain is right",
+    "cause told as likely is right",
 )
 
 
@@ -192,6 +194,8 @@ def figures(label: dict[str, Any], report: LogReport) -> dict[str, bool]:
             found[FIGURES[16]] = named in {label.get("cause", ""), *wanted}
         if named:
             found[FIGURES[2]] = named in wanted
+            sure = report.causes[0].confidence == "certain"
+            found[FIGURES[17 if sure else 18]] = named in wanted
     elif outcome == "hung":
         found[FIGURES[3]] = report.verdict == "hung"
     elif outcome == "silent":
