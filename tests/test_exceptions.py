@@ -129,6 +129,18 @@ def of_journald(text: bytes) -> bytes:
     return before_lines(b"Nov 29 10:04:01 node-3 train.sh[4711]: ", text)
 
 
+def of_kubectl(text: bytes) -> bytes:
+    return before_lines(b"[pod/trainer-0/main] ", text)
+
+
+def after_a_bar(text: bytes) -> bytes:
+    """A bar does not end its line before it is full."""
+    bar = b"Train:   0%|          | 3/940 [14:02<73:38:20, 282.92s/it]"
+    return b"".join(
+        bar + line if line.startswith(b"Traceback") else line for line in lines(text)
+    )
+
+
 def of_kubernetes(text: bytes) -> bytes:
     return before_lines(b"2026-11-29T10:04:01.123456789Z stderr F ", text)
 
@@ -164,6 +176,8 @@ WAYS: list[Callable[[bytes], bytes]] = [
     of_a_timed_worker,
     of_journald,
     of_kubernetes,
+    of_kubectl,
+    after_a_bar,
     among_others,
     among_bars,
 ]
@@ -275,6 +289,14 @@ def test_a_traceback_that_two_blocks_share_is_whole(before: int, others: int) ->
         collector.feed(text[at : at + size])
     (whole,) = exceptions.read(late)[0]
     assert [one.frames for one in collector.chains()[-1]] == [whole.frames]
+
+
+def test_a_ranks_traceback_may_begin_on_the_line_of_a_bar() -> None:
+    text = of_a_rank((LOGS / "logged.log").read_bytes())
+    bar = b"  0%|          | 3/940 [14:02<73:38, 2.92s/it]"
+    start = text.index(b"[default3]:Traceback")
+    found = exceptions.read(text[:start] + bar + text[start:])
+    assert told(found) == TOLD["logged"]
 
 
 def test_a_line_belongs_to_the_exceptions_of_its_own_process() -> None:

@@ -38,6 +38,9 @@ def phase_of(*lines: str) -> str:
         (["main", "build_teacher", "__init__"], "teacher-init"),
         (["main", "build_rollout", "__init__"], "rollout-init"),
         (["main", "load_student", "helper"], "actor-init"),
+        (["setup", "_create_placement_groups_internal"], "actor-init"),
+        (["main_process_first", "barrier"], "data"),
+        (["save_pretrained_merged", "merge_and_overwrite_lora"], "checkpoint"),
     ],
 )
 def test_the_innermost_known_function_tells(functions: list[str], phase: str) -> None:
@@ -232,6 +235,11 @@ def called(function: str, code: str, file: str = "a.py") -> str:
             "RayTaskError: ray::Trainer.state() (pid=7, ip=10.0.0.1)",
             "",
         ),
+        (
+            [called("main", 'data: List["DataProto"] = ray.get(refs)')],
+            "ValueError: no",
+            "",
+        ),
         ([called("main", "ray.init(address=place)")], "ValueError: no", "ray-init"),
         (
             [called("<module>", 'KL = float(os.environ["KL"])')],
@@ -292,6 +300,69 @@ def test_a_line_that_makes_an_object_of_settings_is_of_the_configuration() -> No
     assert phase_of(START, *lines, "TypeError: no") == "config"
     inner = '  File "/home/a/go.py", line 6, in main', "    use(model, SomeConfig(r=4))"
     assert phase_of(START, *inner, "TypeError: no") == ""
+
+
+def test_an_engine_checks_its_own_settings_as_it_starts() -> None:
+    llm = '  File "/opt/site-packages/vllm/entrypoints/llm.py", line 3, in __init__'
+    check = '  File "/opt/site-packages/{}/config.py", line 3, in __post_init__'
+    told = phase_of(START, llm, check.format("vllm"), "ValueError: no")
+    assert told == "rollout-init"
+    assert phase_of(START, llm, check.format("trl"), "ValueError: no") == "config"
+
+
+def judged(*lines: str) -> tuple[str, str]:
+    log = log_file.read(io.BytesIO("\n".join(lines).encode()), "a", 0, CATALOGUE)
+    report = logs.judge([log], CATALOGUE)
+    return report.causes[0].cause if report.causes else report.verdict, report.phase
+
+
+TIMED_OUT = (
+    "[rank4]:[E911 00:17:48.51 ProcessGroupNCCL.cpp:632] [Rank 4] Watchdog caught "
+    "collective operation timeout: WorkNCCL(SeqNum=9, OpType=ALLREDUCE, NumelIn=1, "
+    "NumelOut=1, Timeout(ms)=600000) ran for 600011 milliseconds before timing out."
+)
+
+
+def test_what_is_marked_after_the_root_is_no_phase_of_the_failure() -> None:
+    cause = "comm.collective-timeout"
+    steps = [f"step:{n} - actor/loss:0.3" for n in (1, 2)]
+    text = *steps, "saving checkpoint at step 2", TIMED_OUT, "Generating rollouts"
+    assert judged(*text) == (cause, "checkpoint")
+    # Later steps show that it failed elsewhere, of what had failed before.
+    caught = START, frame("sample"), "OSError: [Errno 24] Too many open files"
+    later = [f"step:{n} - actor/loss:0.3" for n in range(3, 7)]
+    empty = START, frame("<module>"), "_queue.Empty"
+    text = *steps, "saving checkpoint at step 2", *caught, *later, *empty
+    assert judged(*text) == ("env.too-many-files", "generation")
+
+
+def test_where_the_root_has_no_frames_the_last_exception_tells() -> None:
+    steps = [f"step:{n} - actor/loss:0.3" for n in (1, 2)]
+    driver = (
+        START,
+        frame("fit"),
+        frame("_compute_old_log_prob"),
+        "ActorDiedError: it died",
+    )
+    text = *steps, "Generating rollouts", TIMED_OUT, "x" * 600
+    assert judged(*text) == ("comm.collective-timeout", "generation")
+    assert judged(*text, *driver) == ("comm.collective-timeout", "training-step")
+
+
+def test_who_asked_a_dead_engine_knows_more_of_the_phase_than_its_server() -> None:
+    server = "(APIServer pid=5) ERROR 09-24 19:04:58 [async_llm.py:858] "
+    own = '  File "/opt/vllm/v1/engine/async_llm.py", line 801, in output_handler'
+    raised = "EngineDeadError: EngineCore encountered an issue. See stack trace"
+    dead = [server + line for line in (START, own, raised)]
+    assert judged(*dead) == ("vllm.engine-died", "rollout-init")
+    driver = START, frame("main"), frame("push_weights"), "HTTPError: 500"
+    assert judged(*dead, *driver) == ("vllm.engine-died", "weight-sync")
+
+
+def test_a_launchers_summary_hides_no_phase_of_an_unknown_failure() -> None:
+    rank = START, frame("create_reward_model"), "MoonError: no"
+    summary = START, frame("launch_agent"), "ChildFailedError: train.py FAILED"
+    assert judged(*rank, *summary) == ("unknown", "actor-init")
 
 
 def test_a_file_of_a_data_library_is_no_engines() -> None:

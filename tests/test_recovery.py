@@ -291,3 +291,29 @@ def test_a_full_bar_before_the_steps_is_no_end_of_them() -> None:
     bar = "100%|##########| 2811/2811 [00:03<00:00, 893.88it/s]\n"
     assert judged(START + bar + steps(1, 4)).verdict == "running"
     assert judged(START + steps(1, 4) + bar).verdict == "healthy"
+
+
+def test_an_installation_that_ended_well_is_no_end_of_the_program() -> None:
+    """Though what torchrun says of its ranks follows their exceptions."""
+    summary = UNCAUGHT.replace(
+        OOM, "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    )
+    failed = "Traceback (most recent call last):\n" + UNKNOWN + summary
+    end = "=" * 60 + "\ntrain.py FAILED\n" + "  exitcode  : 1 (pid: 7)\n" * 9
+    text = "Successfully installed flash-attn-2.4.2\n" + failed + end
+    assert judged(text).verdict in {"unknown", "failed"}
+
+
+@pytest.mark.parametrize(("made", "verdict"), [(0, "running"), (4, "hung")])
+def test_a_trainer_is_no_server_at_rest_though_its_engine_is_ready(
+    made: int, verdict: str
+) -> None:
+    ready = (
+        "12:00:02 INFO [core.py:171] init engine (profile, create kv cache) took 9 s\n"
+    )
+    text = ready + "".join(
+        f"{{'loss': 0.0{n}, 'epoch': 0.{n}}}\n12:00:0{n + 3} INFO reset the cache\n"
+        for n in range(1, made + 1)
+    )
+    log = log_file.read(io.BytesIO(text.encode()), "a.log", 0, CATALOGUE)
+    assert logs.judge([log], CATALOGUE, now="13:30:00").verdict == verdict
