@@ -342,7 +342,7 @@ def test_where_the_root_has_no_frames_the_last_exception_tells() -> None:
         START,
         frame("fit"),
         frame("_compute_old_log_prob"),
-        "ActorDiedError: it died",
+        "ActorDiedError: it",
     )
     text = *steps, "Generating rollouts", TIMED_OUT, "x" * 600
     assert judged(*text) == ("comm.collective-timeout", "generation")
