@@ -329,7 +329,7 @@ def test_what_is_marked_after_the_root_is_no_phase_of_the_failure() -> None:
     text = *steps, "saving checkpoint at step 2", TIMED_OUT, "Generating rollouts"
     assert judged(*text) == (cause, "checkpoint")
     # Later steps show that it failed elsewhere, of what had failed before.
-    caught = START, frame("sample"), "OSError: [Errno 24] Too many open files"
+    caught = START, frame("helper"), "OSError: [Errno 24] Too many open files"
     later = [f"step:{n} - actor/loss:0.3" for n in range(3, 7)]
     empty = START, frame("<module>"), "_queue.Empty"
     text = *steps, "saving checkpoint at step 2", *caught, *later, *empty
