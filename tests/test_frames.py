@@ -333,7 +333,7 @@ def test_what_is_marked_after_the_root_is_no_phase_of_the_failure() -> None:
     later = [f"step:{n} - actor/loss:0.3" for n in range(3, 7)]
     empty = START, frame("<module>"), "_queue.Empty"
     text = *steps, "saving checkpoint at step 2", *caught, *later, *empty
-    assert judged(*text) == ("env.too-many-files", "generation")
+    assert judged(*text) == ("env.too-many-files", "training-step")
 
 
 def test_where_the_root_has_no_frames_the_last_exception_tells() -> None:
