@@ -198,7 +198,51 @@ SOUND: dict[str, Metrics] = {
         "Mean_Generation_Length": lambda n: 300 * 0.99**n,
     },
 }
+BROKEN |= {
+    "the rollout leaps away and comes nearer again": (
+        "vllm.wrong-output",
+        {
+            "train_rollout_logprob_abs_diff": lambda n: (
+                0.01 if n < 40 else 1.0 + 2 * 0.98 ** (n - 40)
+            )
+        },
+    ),
+    "tokens fall and the time of a step does not rise": (
+        "train.slow",
+        {
+            "Throughput": lambda n: 2600 * 0.97 ** max(0, n - 30) + noise(20),
+            "step_time": lambda n: 3 + noise(0.1),
+        },
+    ),
+    "a limit that cuts all answers short, of which only the length tells": (
+        "train.diverged",
+        {"generate__avg_num_tokens": lambda n: 440 + noise(30) if n < 50 else 192.0},
+    ),
+    "no answer ends any more, from one step to the next": (
+        "tokenizer.eos-token",
+        {"seq_len__avg": lambda n: 440 + noise(30) if n < 50 else 1024.0},
+    ),
+    "the largest part of a step takes longer, and no time of the step is printed": (
+        "train.slow",
+        {
+            "timeperf__train_step": lambda n: (12 if n < 60 else 40) + noise(0.3),
+            "timeperf__ref_logp": lambda n: (1 if n < 60 else 1.1) + noise(0.03),
+        },
+    ),
+}
 SOUND |= {
+    "a small part of a step takes longer": {
+        "timeperf__train_step": lambda n: 12 + noise(0.3),
+        "timeperf__ref_logp": lambda n: (1 if n < 60 else 3) + noise(0.03),
+    },
+    "answers always have one length": {"response_length": lambda n: 8.0},
+    "answers grow to the limit step by step": {
+        "response_length": lambda n: min(1024.0, 300 + 8 * n + noise(20)),
+    },
+    "the KL's part of the reward is off": {
+        "ppo_actor__kl_rewards__avg": lambda n: 0.0,
+        **REWARDED,
+    },
     "a peak of memory that is never reset has records": {
         "perf__max_memory_reserved_gb": lambda n: (
             16.0 + sum(n > at for at in (2, 3, 5, 9, 14, 24, 45, 68, 85, 103))
@@ -211,6 +255,17 @@ SOUND |= {
     },
 }
 NOTED: dict[str, tuple[str, Metrics]] = {
+    "the policy changes and the reward does not": (
+        "train.diverged",
+        {
+            "critic__rewards__mean": lambda n: 0.4 + noise(0.03),
+            "actor__entropy": lambda n: 1.5 - n / 200 + noise(0.02),
+        },
+    ),
+    "a loss that ends somewhat above its start": (
+        "train.diverged",
+        {"loss": lambda n: 2.4 + 0.8 * (n > 60) + noise(0.05)},
+    ),
     "a loss of unknown kind falls through 0": (
         "train.diverged",
         {"loss": lambda n: 1 - n / 50 + noise(0.01)},
@@ -318,3 +373,12 @@ def test_where_a_time_of_the_step_is_printed_the_pace_is_not_judged() -> None:
 def test_memory_grows_from_its_level_not_from_the_peak_of_the_start() -> None:
     (one,) = seen(run(mem_allocated_gb=lambda n: 20 if n < 3 else 12 + n / 20))
     assert "from 12.3 GiB to 18 GiB" in one.text
+
+
+def test_a_loss_that_is_no_number_explains_gradients_of_0() -> None:
+    lines = [
+        f"step:{n} - loss:{2 if n < 40 else math.nan} - grad_norm:{float(n < 40)}"
+        for n in range(1, 80)
+    ]
+    told = {one.cause: one.certain for one in seen(lines)}
+    assert told == {"train.nan": True, "train.no-grad": False}

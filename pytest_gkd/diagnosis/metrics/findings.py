@@ -7,6 +7,7 @@ finding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -15,6 +16,9 @@ from pytest_gkd.diagnosis.metrics.capacity import Capacity
 from pytest_gkd.diagnosis.metrics.judging import NumberFinding, Run
 from pytest_gkd.diagnosis.metrics.roles import role
 from pytest_gkd.diagnosis.metrics.series import Series
+
+# What each brings about.
+_FOLLOWS = {"train.diverged": "vllm.wrong-output", "train.no-grad": "train.nan"}
 
 JUDGES = (*impossible.JUDGES, *learning.JUDGES, *numerics.JUDGES, *resources.JUDGES)
 
@@ -42,9 +46,11 @@ def find(
 
 
 def _roots(found: dict[str, NumberFinding]) -> Iterator[NumberFinding]:
-    """The findings; what follows from an engine's wrong answers is a note."""
-    engine = found.get("vllm.wrong-output")
+    """The findings; what follows from another is a note.
+
+    Where noise hides it, the place of a change is not known to the step.
+    """
     for one in found.values():
-        follows = engine is not None and engine.certain and one.step >= engine.step
-        learns = one.cause == "train.diverged"
-        yield replace(one, certain=False) if follows and learns else one
+        root = found.get(_FOLLOWS.get(one.cause, ""))
+        since = root.step - root.step // 4 if root and root.certain else math.inf
+        yield replace(one, certain=one.certain and one.step < since)

@@ -8,6 +8,7 @@ entropy or a length that falls while the reward rises, a validation loss that tu
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -37,6 +38,8 @@ JUDGES = Judges()
 NEARLY_ALL = 0.95
 # A loss that varies so many times less than before comes from fewer data.
 SMOOTHER = 10
+# What shows that a policy changes, whatever it learns.
+_CHANGES = ("entropy", "response length", "KL")
 
 
 @JUDGES.of(
@@ -86,11 +89,11 @@ def _diverges(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = min(since(series, above(best + FAR * spread)), len(series) - 1)
     lasts = len(series) - at > width  # as after a jump at which the run ended
     rises = robust.trend(values[lowest:]) > SURE
-    factor = 1.5 if is_loss else 10.0
-    if last > factor * best and last > best + FAR * spread and (rises or lasts):
+    factor = (1.2 if last > 1.1 * known[0] else 1.5) if is_loss else 10.0
+    if last > factor * best and last > best + SURE * spread and (rises or lasts):
         text = f"rises from {best:.4g} to {last:.4g}"
         worse = _is_broken if is_loss else _explodes
-        certain = worse(run, known[0], best, last, values[at:])
+        certain = worse(run, known[0], best, last, values[at:]) and last > 1.5 * best
         yield found(series, at, "train.diverged", text, certain=certain)
 
 
@@ -195,29 +198,47 @@ def _at_chance(series: Series, run: Run) -> Iterator[NumberFinding]:
     yield found(series, 0, "train.diverged", text, certain=worse)
 
 
-@JUDGES.of("truncated")
+@JUDGES.of("response length")
 def _limited(series: Series, run: Run) -> Iterator[NumberFinding]:
-    """Answers that are all cut off from a step on, at less than their usual length.
+    """Answers whose mean length is exactly their largest: all are cut off there.
 
-    Such a limit holds even where the policy learns to keep to it.
+    A limit below half of the usual length is a fault though the policy may learn to
+    keep to it. If it is far above that, no answer ends any more, which a policy does
+    not learn in one step; where the truncated are counted, they tell.
     """
-    values = series.finite().values
-    if len(values) < 2 * ENOUGH or len(values) != len(series):
+    series = series.finite()
+    values = series.values
+    most = list(itertools.accumulate(reversed(values), max))[::-1]  # from here on
+    for at in range(ENOUGH, len(values) - ENOUGH):
+        limit = most[at]
+        if values[at] == limit and values[at : at + ENOUGH].count(limit) > ENOUGH / 2:
+            break
+    else:
         return
-    known = levels(values, ENOUGH)
-    cut = [at for at in known if values[at] >= 0.9 and known[at] >= 0.9]
-    if not cut or robust.median(values[: cut[0]] or [1.0]) >= 0.5:
+    before, after = values[:at], values[at:]
+    usual = robust.median(before)
+    if limit < 0.5 * usual:
+        text = f"at most {limit:.4g} from here on, {usual:.4g} before: cut short"
+        yield found(series, at, "train.diverged", text)
         return
-    step = series.steps[cut[0]]
-    for lengths in (one.finite() for one in run.of("response length")):
-        at = sum(1 for one in lengths.steps if one < step)
-        before, after = lengths.values[:at], lengths.values[at:]
-        if len(before) < ENOUGH or not after:
-            continue
-        usual, limit = robust.median(before), max(after)
-        if limit < 0.5 * usual:
-            text = f"at most {limit:.4g} from here on, {usual:.4g} before: cut short"
-            yield found(lengths, at, "train.diverged", text)
+    lasts = after.count(limit) >= NEARLY_ALL * len(after)
+    if lasts and limit > 1.5 * max(usual, before[-1]) and not run.of("truncated"):
+        text = f"{limit:.4g} in nearly every step from here on: no answer ends any more"
+        yield found(series, at, "tokenizer.eos-token", text)
+
+
+@JUDGES.of("reward")
+def _not_learned(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A reward without any trend in a policy that changes all the same."""
+    series = series.finite()
+    values = series.values
+    if len(values) < 8 * ENOUGH or not run.counts(series, constant=True):
+        return
+    changes = [one.finite().values for what in _CHANGES for one in run.of(what)]
+    moves = any(abs(robust.trend(one)) > 2 * SURE for one in changes if len(one) > 2)
+    if moves and robust.trend(values) < 1:
+        text = f"does not rise in {len(values)} steps, though the policy changes"
+        yield found(series, 0, "train.diverged", text, certain=False)
 
 
 @JUDGES.of("likelihood of the chosen")

@@ -46,6 +46,8 @@ _WORDS = rb"([A-Za-z][\w ./()-]{0,60}?)"
 _SEGMENT = re.compile(
     rb"[^\w]{0,9}" + _WORDS + rb"\.? {0,9}:? {1,20}" + _NUMBER + _UNIT + rb"[^\w]{0,9}"
 )
+# prime-rl's time of a step has no name.
+_SECONDS = re.compile(rb" {0,20}(\d{1,9}\.\d{0,9})s {0,20}")
 _BOX = "\u2502".encode()
 _BAR_OF_TABLE = rb"(?:[|]|\xe2\x94\x82)"
 _CELL = re.compile(
@@ -152,7 +154,8 @@ def _numbers(line: bytes, bar: bool) -> list[tuple[bytes, bytes, bytes]]:
     if line.count(b"|") > 1 and not bar:
         parts = [_SEGMENT.fullmatch(part) for part in line.split(b"|")]
         if found := [(part[1], part[2], part[3]) for part in parts if part]:
-            return found
+            timed = [_SECONDS.fullmatch(part) for part in line.split(b"|")]
+            return found + [(b"step_time", part[1], b"") for part in timed if part]
     return _PAIR.findall(line)
 
 

@@ -70,10 +70,12 @@ def _drifts(series: Series, run: Run) -> Iterator[NumberFinding]:
     told = f"{alike + first:.4g} to {alike + last:.4g}"
     gross = min(first, last) > GROSS * usual
     grown = last > max(2 * usual, 3 * first)
-    if (grown or gross) and robust.trend(apart) > SURE:
-        at = since(series, above(alike + max(usual, 3 * first)))
-        leaps = 0 < at < len(apart) and series.steps[at] - series.steps[at - 1] == 1
+    at = since(series, above(alike + max(usual, 3 * first)))
+    leaps = 0 < at <= len(apart) - ENOUGH and grown
+    if leaps:
+        leaps = series.steps[at] - series.steps[at - 1] == 1
         leaps = leaps and apart[at] > max(LEAPS * apart[at - 1], last / 2)
+    if leaps or ((grown or gross) and robust.trend(apart) > SURE):
         text = f"the rollout drifts from the trainer, {told}"
         cause = "sync.not-applied"
         if leaps:

@@ -97,8 +97,14 @@ def parts(run: Run) -> Iterator[NumberFinding]:
             yield found(part, at, "train.slow", text, certain=certain)
 
 
-@JUDGES.of("step time")
+@JUDGES.of("step time", "part of the step")
 def _slower(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A step that takes longer; where no time of it is printed, its largest part."""
+    if role(series.name) == "part of the step":
+        others = [two[1] for one in run.of("part of the step") if (two := ends(one))]
+        own = ends(series)
+        if run.of("step time") or not own or own[1] < max(others):
+            return
     if run.longer_responses(series, 2):
         return
     series = series.finite()
@@ -148,7 +154,7 @@ def _now_and_then(series: Series, run: Run) -> Iterator[NumberFinding]:
         return
     since_then = values[slow[0] :]
     times = sum(since_then) / len(since_then) / usual
-    if times > 1.5:
+    if times > 1.25:
         most = robust.median([values[at] for at in slow])
         text = (
             f"{len(slow)} of {len(since_then)} steps take {most:.4g} s instead of "
@@ -181,24 +187,29 @@ def _longer(series: Series, slow: Sequence[int], run: Run) -> bool:
 
 @JUDGES.of("throughput")
 def _fewer_tokens(series: Series, run: Run) -> Iterator[NumberFinding]:
-    """A throughput that falls for good, where no time of a step tells.
+    """A throughput that falls for good, by more than the time of a step rises.
 
     An engine's falls with its requests, a trainer's by some with shorter sequences.
     """
     series = series.finite()
-    timed = any(one.name != "s/it" for one in run.of("step time"))
-    if timed or len(series) < 2 * ENOUGH or series.name.startswith("Avg "):
+    if len(series) < 2 * ENOUGH or series.name.startswith("Avg "):
         return
     values, width = series.values, window(series)
     known = levels(values, width)
     highest = max(known, key=known.__getitem__)
     best, last = known[highest], known[len(values) - width]
+    slower = max(1.0, run.grown("step time") or 1.0)
     falls = robust.trend(values[highest:]) < -2 * SURE
-    if falls and best > TWICE * last and not run.shorter_responses(last / best):
+    if (
+        falls
+        and best > TWICE * slower * last
+        and not run.shorter_responses(last / best)
+    ):
         spread = robust.deviation(values[highest : highest + width])
         at = since(series, below(best - max(FAR * spread, 0.1 * best)))
         text = f"from {best:.4g} to {last:.4g}: slower steps, or less in a batch"
-        yield found(series, at, "train.slow", text, certain=best >= 2 * TWICE * last)
+        certain = best >= 2 * TWICE * slower * last
+        yield found(series, at, "train.slow", text, certain=certain)
 
 
 def _recovers(paces: Sequence[float]) -> bool:
@@ -245,7 +256,7 @@ def _memory(series: Series, run: Run) -> Iterator[NumberFinding]:
     first = min(early[0], robust.median(early[:ENOUGH]))  # a start may take more
     more, begun, ended = (_bytes(one * unit) for one in (growth, first, late[-1]))
     text = f"grows by {more} a step, from {begun} to {ended}"
-    says, certain = _fits(series.since(half), run, unit, first)
+    says, certain = _fits(series.since(half), run, unit, early[0])
     if series.counted:
         text, says = f"grows by {more} each time, from {begun} to {ended}", ""
     yield found(series, half, "train.memory-leak", text + says, certain=certain)

@@ -16,9 +16,9 @@ _ROLES = tuple(
     for role, pattern in (
         ("validation loss", r"^(?:eval|val|validation)[_/]loss$|^lm_loss_value$"),
         ("other", r"eval|valid|^val|val-|test_|/min$|/max$|_min$|best_"),
-        ("step time", r"(?:timing_s|timing|time)/step$"),
-        ("part of the step", r"^(?:timing_s|timing|time)/"),
-        ("learning rate", r"(?:^|[/_])(?:lr|learning_rate)$"),
+        ("step time", r"(?:timing_s|timing|time)/step(?:_total)?$"),
+        ("part of the step", r"^(?:timing_s|timing|time|timeperf)/"),
+        ("learning rate", r"(?:^|[/_])(?:lr|learning_rate|lr-pg_\d+)$"),
         ("loss scale", r"loss_scale"),
         ("gradient norm", r"grad(?:ient)?[_.]*norm|^norm$"),
         ("groups of equal reward", r"frac_reward_zero_std"),
@@ -29,7 +29,7 @@ _ROLES = tuple(
             "response length",
             r"(?:response|completion|output)s?[_/](?:mean_)?len(?:gth)?s?(?:/mean|_mean)?$"
             r"|completions?/mean_length|mean_(?:generation|response|completion)_length"
-            r"|mean_gen_tokens|gen(?:eration)?_len(?:gth)?(?:/mean)?$",
+            r"|mean_gen_tokens|avg_num_tokens|(?:seq|response)_len/avg|gen(?:eration)?_len(?:gth)?(?:/mean)?$",
         ),
         ("agreement", r"pearson"),
         (
@@ -47,7 +47,7 @@ _ROLES = tuple(
         ("policy loss", r"(?:pg|policy|actor|ppo)_loss|actor/loss|kl_loss"),
         ("loss", r"(?:^|[/_])loss(?:/mean|/avg)?$"),
         ("KL", r"(?:^|[/_])kl(?:/mean|_mean)?$|approx_kl|ppo_kl"),
-        ("reward", r"(?:rewards?|score)(?:/mean|_mean|/avg)?$|raw_reward"),
+        ("reward", r"(?<!kl_)(?:rewards?|score)(?:/mean|_mean|/avg)?$|raw_reward"),
         (
             "step time",
             r"total_step_time|step_time|per_iteration|^s/it$|iter_time",
