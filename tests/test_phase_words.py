@@ -46,6 +46,8 @@ def test_the_phase_of_a_users_own_program(log: dict[str, Any], tmp_path: Path) -
         ("(Judge pid=4) loading the teacher from /models/t", "teacher-init"),
         ("joining the process group", "actor-init"),
         ("Connecting to coordinator", "actor-init"),
+        ("broadcasting initial weights from rank 0", "actor-init"),
+        ("Fetching 12 files:  33%|###  | 4/12 [00:53<01:33]", "actor-init"),
         ("waiting for 5 rollout workers", "rollout-init"),
         ("chunk 7: 24 rows, 781 characters", "data"),
         ("pushing weights to 2 engines", "weight-sync"),
