@@ -204,6 +204,12 @@ def test_without_a_command_there_is_no_stage_and_it_is_said_how(job: Path) -> No
     assert "stages/test_launch.py::test_launch" in given.stdout
 
 
+def test_a_list_of_stages_that_lacks_it_is_told(job: Path) -> None:
+    told = "--gkd-launch is given, but --gkd-stages does not name the stage launch"
+    assert told in run(job, "--gkd-stages=data", "--gkd-launch=true").stdout
+    assert told not in run(job, "--gkd-stages=launch", "--gkd-launch=true").stdout
+
+
 def test_a_stage_that_failed_before_blocks_it(job: Path) -> None:
     command = f"touch {job / 'canary'}"
     options = ("--gkd-stages=data,launch", "--gkd-train-files=absent.jsonl")

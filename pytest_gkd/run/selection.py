@@ -101,6 +101,21 @@ def offered(config: pytest.Config) -> tuple[str, ...]:
     )
 
 
+def left_out(config: pytest.Config, selection: Selection) -> tuple[str, ...]:
+    """A note on each stage that an option on the command line is for, and a list lacks.
+
+    ``-k`` and paths say what they leave out themselves.
+    """
+    return tuple(
+        f"{given.origin} is given, but {selection.origin} does not name the stage "
+        f"{stage.name}, so it does not run"
+        for stage in STAGES
+        if stage.option and selection.names and stage.name not in selection.names
+        for given in [option_origins.given(config, options.named(stage.option))]
+        if given.value and given.origin.startswith("--")
+    )
+
+
 _WANTS = {
     "config": "the stage config judges the job's own configuration: name it with "
     "--gkd-config=FILE",

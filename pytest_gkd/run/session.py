@@ -77,6 +77,7 @@ def prepare(config: pytest.Config) -> Prepared | None:
         raise pytest.UsageError(language.tr_filled(str(error))) from None
     config.add_cleanup(report.close)
     workers, notes = _workers(config, selected)
+    notes += selection.left_out(config, selected)
     notes += surroundings.hear_of_children(config)
     cards: tuple[str, ...] = ()
     if read.gpus:
