@@ -230,7 +230,13 @@ BROKEN |= {
         },
     ),
 }
+BROKEN["a loss of thousands"] = (
+    "train.diverged",
+    {"loss": lambda n: 3000 + noise(200), "grad_norm": lambda n: 4e4 + noise(3e3)},
+)
 SOUND |= {
+    "a loss that is a sum falls": {"loss": lambda n: 3000 * 0.99**n + noise(20)},
+    "a random model's loss is high": {"loss": lambda n: 18 - n / 50 + noise(0.5)},
     "a small part of a step takes longer": {
         "timeperf__train_step": lambda n: 12 + noise(0.3),
         "timeperf__ref_logp": lambda n: (1 if n < 60 else 3) + noise(0.03),
@@ -255,6 +261,10 @@ SOUND |= {
     },
 }
 NOTED: dict[str, tuple[str, Metrics]] = {
+    "a loss of thousands, and nothing of its gradients": (
+        "train.diverged",
+        {"loss": lambda n: 3000 + noise(200)},
+    ),
     "the policy changes and the reward does not": (
         "train.diverged",
         {

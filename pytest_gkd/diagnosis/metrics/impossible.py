@@ -36,6 +36,8 @@ LOWEST = -1 / math.e
 # A weight that Adam may have moved this far in all (a step moves it by about the rate:
 # Kingma and Ba, arXiv 1412.6980, section 2.1) would show in the loss.
 MOVED = 0.1
+# No mean over tokens reaches this.
+HUNDREDS = 100.0
 # A loss that changed by no more than this share is the same.
 SAME = 0.05
 # The longest cycle of losses that is looked for.
@@ -72,6 +74,25 @@ def _below_zero(series: Series, run: Run) -> Iterator[NumberFinding]:
     text = f"falls below 0, to {last:.4g}, as no divergence or cross-entropy can"
     certain = bool(before) and last < LOWEST and (divergence or turned)
     yield found(series, at, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of("loss")
+def _of_no_tokens(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A loss of hundreds from the first step on, with gradients to match.
+
+    Guessing costs the logarithm of the vocabulary, 12 for 150,000 tokens. A loss that
+    is a sum over tokens falls all the same.
+    """
+    values = series.finite().values
+    if len(values) < 5 or not run.only_imitates or min(values) < HUNDREDS:
+        return
+    if robust.trend(values) > -2:
+        text = (
+            f"is {robust.median(values):.4g} and does not fall; guessing costs about 12"
+        )
+        norms = [value for one in run.of("gradient norm") for value in one.values]
+        certain = bool(norms) and robust.median(norms) > HUNDREDS
+        yield found(series, 0, "train.diverged", text, certain=certain)
 
 
 @JUDGES.of("KL", "policy loss")
