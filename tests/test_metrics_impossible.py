@@ -235,6 +235,10 @@ BROKEN["a loss of thousands"] = (
     {"loss": lambda n: 3000 + noise(200), "grad_norm": lambda n: 4e4 + noise(3e3)},
 )
 SOUND |= {
+    "a policy learns to answer in seven tokens": {
+        "response_length__mean": lambda n: 20 + noise(2) if n < 50 else 7.0,
+        "response_length__clip_ratio": lambda n: 0.0,
+    },
     "a loss that is a sum falls": {"loss": lambda n: 3000 * 0.99**n + noise(20)},
     "a random model's loss is high": {"loss": lambda n: 18 - n / 50 + noise(0.5)},
     "a small part of a step takes longer": {
@@ -261,6 +265,10 @@ SOUND |= {
     },
 }
 NOTED: dict[str, tuple[str, Metrics]] = {
+    "a policy learns to answer with as many tokens each time": (
+        "train.diverged",
+        {"response_length": lambda n: 40 + noise(2) if n < 50 else 14.0, **REWARDED},
+    ),
     "a loss of thousands, and nothing of its gradients": (
         "train.diverged",
         {"loss": lambda n: 3000 + noise(200)},

@@ -203,8 +203,9 @@ def _limited(series: Series, run: Run) -> Iterator[NumberFinding]:
     """Answers whose mean length is exactly their largest: all are cut off there.
 
     A limit below half of the usual length is a fault though the policy may learn to
-    keep to it. If it is far above that, no answer ends any more, which a policy does
-    not learn in one step; where the truncated are counted, they tell.
+    keep to it; but a policy may also learn to say as much each time, and get more for
+    it. If it is far above that, no answer ends any more, which a policy does not learn
+    in one step; where the truncated are counted, they tell.
     """
     series = series.finite()
     values = series.values
@@ -217,9 +218,16 @@ def _limited(series: Series, run: Run) -> Iterator[NumberFinding]:
         return
     before, after = values[:at], values[at:]
     usual = robust.median(before)
-    if limit < 0.5 * usual:
+    counted = [
+        value
+        for one in run.of("truncated")
+        for step, value in zip(one.steps, one.values, strict=True)
+        if series.steps[at] <= step <= series.steps[at + ENOUGH - 1]
+    ]
+    if limit < 0.5 * usual and (not counted or robust.median(counted) >= 0.5):
         text = f"at most {limit:.4g} from here on, {usual:.4g} before: cut short"
-        yield found(series, at, "train.diverged", text)
+        certain = bool(counted) or not run.improves
+        yield found(series, at, "train.diverged", text, certain=certain)
         return
     lasts = after.count(limit) >= NEARLY_ALL * len(after)
     if lasts and limit > 1.5 * max(usual, before[-1]) and not run.of("truncated"):
