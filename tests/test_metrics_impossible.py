@@ -235,6 +235,10 @@ BROKEN["a loss of thousands"] = (
     {"loss": lambda n: 3000 + noise(200), "grad_norm": lambda n: 4e4 + noise(3e3)},
 )
 SOUND |= {
+    "all is solved, and no gradient is left": {
+        "critic__rewards__mean": lambda n: min(1.0, 0.2 + n / 100),
+        "actor__grad_norm": lambda n: 0.5 if n < 85 else 0.0,
+    },
     "a policy learns to answer in seven tokens": {
         "response_length__mean": lambda n: 20 + noise(2) if n < 50 else 7.0,
         "response_length__clip_ratio": lambda n: 0.0,
@@ -265,6 +269,10 @@ SOUND |= {
     },
 }
 NOTED: dict[str, tuple[str, Metrics]] = {
+    "steps take ever longer, and nothing tells how long the answers are": (
+        "train.slow",
+        {"time__step": lambda n: 10 + n / 8 + noise(0.3)},
+    ),
     "a policy learns to answer with as many tokens each time": (
         "train.diverged",
         {"response_length": lambda n: 40 + noise(2) if n < 50 else 14.0, **REWARDED},

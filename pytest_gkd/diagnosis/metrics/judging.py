@@ -142,6 +142,20 @@ class Run:
             return "raw_reward" in series.name and not self.distils
         return not (constant and self.distils)
 
+    def solved(self, step: int) -> bool:
+        """Whether the reward rose to its maximum by this step and nearly stays there.
+
+        Then all answers of a group are equally good, and no gradient is left.
+        """
+        for one in filter(self.counts, self.of("reward")):
+            values = one.finite().values
+            at = sum(1 for known in one.finite().steps if known < step)
+            after = values[at:]
+            full = after.count(max(values, default=0.0))
+            if 2 * full > len(after) and robust.trend(values[:at]) > SURE:
+                return True
+        return False
+
     def of(self, of_role: str) -> list[Series]:
         """The series of this role."""
         return [one for one in self.every if role(one.name) == of_role]

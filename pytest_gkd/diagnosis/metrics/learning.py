@@ -61,7 +61,7 @@ def _not_finite(series: Series, run: Run) -> Iterator[NumberFinding]:
 @JUDGES.of("gradient norm")
 def _no_gradient(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: abs(value) < 1e-9)
-    if len(series) - at >= 5:
+    if len(series) - at >= 5 and not run.solved(series.steps[at]):
         yield found(series, at, "train.no-grad", "is 0 from here on")
 
 

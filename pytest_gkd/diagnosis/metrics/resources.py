@@ -128,7 +128,9 @@ def _slower(series: Series, run: Run) -> Iterator[NumberFinding]:
     creeps = now > TWICE * usual and robust.trend(series.values) > 2 * SURE
     if usual > 0 and (sudden or creeps):
         text = f"from {usual:.4g} s to {now:.4g} s a step"
-        certain = now >= TWICE * usual
+        # Responses may have grown where their length is not printed.
+        least = TWICE if sudden or run.of("response length") else 1.5 * TWICE
+        certain = now >= least * usual
         yield found(series, place, "train.slow", text, certain=certain)
 
 
