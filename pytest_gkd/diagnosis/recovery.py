@@ -45,6 +45,14 @@ _WAITS = Pattern(
 # What ends a wait in vain: of a queue, of Ray, of asyncio and concurrent.futures.
 _IN_VAIN = re.compile(r"(?:^|[._])(?:Empty|(?:Get)?TimeoutError)$")
 _DIGITS = re.compile(rb"\d+")
+# Lines of any form that count and measure: neither a time nor a version is a number.
+MOST_ROWS, COUNTERS = 4000, 6
+_WHOLE = re.compile(rb"(?<![\d.:\w])\d{1,9}(?![\d.:])")
+_DECIMAL = re.compile(rb"(?<![\d.:])\d{1,9}\.\d{1,12}(?![\d.:])")
+_NO_ROW = re.compile(
+    rb"(?i)\b(?:nan|inf|waiting|retry(?:ing)?|attempt|elapsed|heartbeat|alive)\b"
+)
+_NO_LETTER = re.compile(rb"[^A-Za-z]+")
 # What differs from one start of a program to the next.
 _VARIES = re.compile(
     rb"[\d:.,/-]*\d{2}:\d\d[\d:.,+Z]*|\d{4}-\d\d-\d\d|\x1b\[[\d;]*m|\d+"
@@ -59,7 +67,7 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
     """
     until = log.metrics.went_on_from(steps)
     if until < 0:
-        counted = _counted(log.tail, steps)
+        counted = max(_counted(log.tail, steps), _rows(log.tail, steps))
         until = log.tail_at + counted if counted >= 0 else -1
     ends = [chain[-1].at for chain in log.chains if _ends_program(chain)]
     last = max((end for end in ends if end < until), default=-1)
@@ -87,8 +95,10 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         symptom = hit.tier != "cause"
         if hit.signature.silent:
             skipped = hit.order < until and _handled(log, hit)
-            nan = hit.cause == "train.nan"
-            if not (nan and (skipped or log.metrics.recovered(hit.order))):
+            finite = log.metrics.recovered(hit.order) or (
+                hit.order < log.tail_at + _rows(log.tail, SEVERAL)
+            )
+            if hit.cause != "train.nan" or not (skipped or finite):
                 yield hit
         elif outlived or (symptom and log_end.went_on(log.tail, at)):
             continue
@@ -207,6 +217,42 @@ def _counted(tail: bytes, steps: int) -> int:
             places.clear()
         places.append((number, one.start()))
     return max((_last_of_all(own, steps) for own in found.values()), default=-1)
+
+
+@functools.lru_cache(maxsize=64)
+def _rows(tail: bytes, steps: int) -> int:
+    """Where the last ``steps`` rows of something counted and measured begin; or -1.
+
+    Such are lines of the same words in which a whole number grows evenly, and a decimal
+    one does not, whatever they are called.
+    """
+    kinds: dict[bytes, list[tuple[int, list[int], list[bytes]]]] = {}
+    start = len(tail)
+    for _ in range(MOST_ROWS):
+        start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
+        line = tail[start : start + 400].partition(b"\n")[0]
+        if (decimals := _DECIMAL.findall(line)) and not _NO_ROW.search(line):
+            whole = [int(one) for one in _WHOLE.findall(line)[:COUNTERS]]
+            rows = kinds.setdefault(_NO_LETTER.sub(b"", line)[:60], [])
+            if len(rows) <= SEVERAL:
+                rows.append((start, whole, decimals))
+        if start == 0:
+            break
+    found = [rows[steps - 1][0] for rows in kinds.values() if _counts(rows)]
+    return max(found, default=-1)
+
+
+def _counts(rows: list[tuple[int, list[int], list[bytes]]]) -> bool:
+    """Whether rows, the last first, count evenly and measure something else."""
+    if len(rows) <= SEVERAL:
+        return False
+    wholes = zip(*(whole for _, whole, _ in rows), strict=False)
+    decimals = zip(*(own for _, _, own in rows), strict=False)
+    return any(
+        values[0] > values[1]
+        and len({late - early for late, early in itertools.pairwise(values)}) == 1
+        for values in wholes
+    ) and any(len(set(values)) > 2 for values in decimals)
 
 
 def _last_of_all(processes: dict[bytes, list[tuple[int, int]]], steps: int) -> int:
