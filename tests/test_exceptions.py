@@ -347,3 +347,12 @@ KeyError: 'a'
     packages = "/home/user/venv/lib/python3.11/site-packages/"
     file = f"{packages}trl/trainer/grpo_trainer.py"
     assert one.frames == [Frame(file, 12, "training_step")]
+
+
+def test_two_processes_of_a_journal_are_two() -> None:
+    own = (LOGS / "logged.log").read_bytes().splitlines(keepends=True)
+    before = b"Nov 29 10:04:01 node-3 train.sh[%d]: "
+    both = b"".join(before % pid + line for line in own for pid in (41, 42))
+    found = exceptions.read(both)
+    assert told(found) == [TOLD["logged"][0]] * 2
+    assert {chain[0].process for chain in found} == {"train.sh[41]", "train.sh[42]"}

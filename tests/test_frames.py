@@ -349,6 +349,20 @@ def test_where_the_root_has_no_frames_the_last_exception_tells() -> None:
     assert judged(*text, *driver) == ("comm.collective-timeout", "training-step")
 
 
+def test_another_files_exception_tells_nothing_of_the_roots_phase() -> None:
+    ranks = [
+        ["Generating rollouts", "torch.OutOfMemoryError: CUDA out of memory. Tried to"],
+        [START, frame("load_dataset"), "ConnectionError: the peer is gone"],
+    ]
+    texts = ("\n".join(lines).encode() for lines in ranks)
+    read = [
+        log_file.read(io.BytesIO(text), f"rank{number}.log", number, CATALOGUE)
+        for number, text in enumerate(texts)
+    ]
+    report = logs.judge(read, CATALOGUE)
+    assert (report.causes[0].cause, report.phase) == ("cuda.oom", "generation")
+
+
 def test_who_asked_a_dead_engine_knows_more_of_the_phase_than_its_server() -> None:
     server = "(APIServer pid=5) ERROR 09-24 19:04:58 [async_llm.py:858] "
     own = '  File "/opt/vllm/v1/engine/async_llm.py", line 801, in output_handler'

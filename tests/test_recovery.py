@@ -225,6 +225,7 @@ def test_a_programs_own_closing_words_end_it(last: str, verdict: str) -> None:
             "[12:03:01] model written to /out",
             "healthy",
         ),
+        ("step 20/20 | 3 of 64 cut off, loss 0.02", "Saved to out/final", "healthy"),
         ("Epoch 3/3 loss 0.02", "Pushed the model to https://hub/x/y.", "healthy"),
         # Steps are left, or nobody says how many there are: the next one may hang.
         ("step 100/200 loss 0.02", "Saved to out/step-100", "running"),
@@ -317,3 +318,169 @@ def test_a_trainer_is_no_server_at_rest_though_its_engine_is_ready(
     )
     log = log_file.read(io.BytesIO(text.encode()), "a.log", 0, CATALOGUE)
     assert logs.judge([log], CATALOGUE, now="13:30:00").verdict == verdict
+
+
+def verdict_at(now: str, text: str) -> str:
+    log = log_file.read(io.BytesIO(text.encode()), "a.log", 0, CATALOGUE)
+    return logs.judge([log], CATALOGUE, now=now).verdict
+
+
+RAISED = CAUGHT.replace(OOM, "OSError: [Errno 28] No space left on device")
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "",
+        "Killed\n",
+        "12:00:09 ERROR giving up\n",
+        "12:00:09 ERROR job failed after all attempts\n",
+        "(raylet) A worker died or was killed while executing a task\n",
+    ],
+)
+def test_an_attempt_that_nothing_good_follows_was_the_last(after: str) -> None:
+    tried = "12:00:05 WARNING save failed (attempt 1 of 2)\n" + RAISED
+    text = START + steps(1, 4) + tried
+    assert judged(text + after).verdict == "failed"
+    assert judged(text + "12:00:09 INFO saved\n").verdict == "running"
+
+
+def test_who_waited_before_an_error_does_not_wait_after_it() -> None:
+    text = START + "12:00:05 INFO waiting for the engine\n" + CAUGHT
+    assert judged(text + "12:00:06 INFO engine: done with its clean-up\n").causes
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "GPU 0 memory {} of 80 GB used",
+        "rank 0: model loaded on cuda:{}",
+        "rollout {}: 64 answers came",
+    ],
+)
+def test_a_line_that_recurs_with_other_numbers_begins_no_program(line: str) -> None:
+    text = START + line.format(3) + "\n" + steps(1, 4) + UNCAUGHT
+    report = judged(text + line.format(4) + "\n" + steps(5, 8))
+    assert [one.cause for one in report.causes] == ["cuda.oom"]
+
+
+def test_skipped_steps_without_a_finite_loss_are_no_recovery_if_later_have_none() -> (
+    None
+):
+    text = START + "".join(f"step {n} loss 0.{n}\n" for n in range(1, 5))
+    text += "step 5 skipped: loss is not finite: nan\n"
+    bad = "".join(f"step {n} loss nan\n" for n in range(6, 10))
+    assert judged(text + bad).causes[0].cause == "train.nan"
+    good = "".join(f"step {n} loss 0.{n}\n" for n in range(6, 10))
+    assert survived(judged(text + good)) == ["train.nan"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "Successfully installed flash-attn-2.4.2",
+        "tokenizer saved successfully",
+        "Evaluating epoch 1: 100%|##########| 5/5 [00:01<00:00, 5.0it/s]",
+    ],
+)
+def test_a_save_between_steps_may_hang(before: str) -> None:
+    begun = "".join(f"12:00:0{n} step {n}/100 loss 2.0\n" for n in range(1, 9))
+    save = "12:00:09 Saving checkpoint to out/8\n"
+    assert verdict_at("16:00:00", f"{before}\n{begun}{save}") == "hung"
+
+
+@pytest.mark.parametrize(
+    ("before", "line"),
+    [
+        ("Epoch 1/3", "step {n}/8 loss 2.0"),
+        ("", "ep 1/3 step {n}/8 loss 2.0"),
+        ("", "e1 step {n}/8 loss 2.0"),
+        ("", "update 5 step {n}/8 loss 2.0"),
+        ("Stage 1/2: SFT", "step {n}/8 loss 2.0"),
+        ("step 8/8 loss 2.1", "step {n}/8 loss 2.0"),
+        ("step 20/20 loss 2.1", "step {n}/80 loss 2.0"),
+    ],
+)
+def test_the_last_step_of_a_round_is_not_the_last_of_all(
+    before: str, line: str
+) -> None:
+    made = "".join(f"12:00:0{n} {line.format(n=n)}\n" for n in range(1, 9))
+    assert verdict_at("16:00:00", f"{before}\n{made}") == "hung"
+
+
+def test_what_follows_the_last_step_may_hang() -> None:
+    made = "".join(f"12:00:0{n} step {n}/8 loss 2.0\n" for n in range(1, 9))
+    assert verdict_at("16:00:00", made) == "running"
+    assert verdict_at("16:00:00", made + "12:00:09 stage 2 begins\n") == "hung"
+
+
+@pytest.mark.parametrize(
+    "model", ["unsloth/Qwen2.5-7B", "/data/slime/ckpt", "nvidia/Megatron-GPT"]
+)
+def test_an_idle_server_rests_whatever_its_model_is_called(model: str) -> None:
+    text = (
+        f"12:00:01 INFO Starting vLLM API server, model {model}\n"
+        "12:00:02 INFO Application startup complete.\n"
+        "12:00:03 INFO Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: "
+        "0.0 tokens/s, Running: 0 reqs, Waiting: 0 reqs\n"
+    )
+    assert verdict_at("16:00:00", text) == "running"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "[ {0}/400] total 1.{1}474 = sft 0.8{1}3 + kd 0.4491",
+        "   {0}  19:2{0}  0.1{1}4  0.287  +0.00{1}13     16    38.9",
+        "upd 00{0}  R 0.3{1}9  H 0.764  KL 0.0072",
+        "{{'t': '2026-03-25 12:04:2{0}', 'gkd': 0.6{1}70, 'number': {0}}}",
+    ],
+)
+def test_rows_that_count_and_measure_show_that_a_run_goes_on(form: str) -> None:
+    rows = [form.format(n, (n * n) % 7) + "\n" for n in range(1, 10)]
+    text = START + "".join(rows[:4]) + CAUGHT
+    assert survived(judged(text + "".join(rows[4:]))) == ["cuda.oom"]
+    assert judged(text + "".join(rows[4:6])).causes[0].cause == "cuda.oom"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "waiting for the teacher, {0} s, load 0.{1}",
+        "attempt {0} took 0.{1} s",
+        "heartbeat {0}, load 0.{1}",
+        "shard {0} of the cache is 2.5 GB",
+    ],
+)
+def test_rows_of_waits_and_attempts_are_none_of_work(form: str) -> None:
+    rows = [form.format(n, (n * n) % 7) + "\n" for n in range(1, 10)]
+    text = START + "".join(rows[:4]) + CAUGHT + "".join(rows[4:])
+    assert judged(text).causes[0].cause == "cuda.oom"
+
+
+BEFORE = {
+    "ts": "Nov 29 10:04:01 ",
+    "date": "[2026-11-29 10:04:01] ",
+    "slashes": "2026/11/29 10:04:01 ",
+    "docker": "2026-11-29T10:04:01.123456789Z ",
+    "cri": "2026-11-29T10:04:01.123456789Z stderr F ",
+    "iso": "2026-11-29T10:04:01 ",
+    "clock": "10:04:01 ",
+    "journald": "Nov 29 10:04:01 node-3 train.sh[4711]: ",
+    "kubectl": "[pod/trainer-0/main] ",
+    "timed kubectl": "[pod/trainer-0/main] 2026-11-29T10:04:01.123456789Z ",
+    "bar": "",
+}
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_an_unknown_failure_is_seen_behind_what_is_put_before_every_line(
+    before: str,
+) -> None:
+    bar = " 12%|#  | 3/24 [00:05<00:41,  5.9s/it, loss=0.1]" if before == "bar" else ""
+    lines = (START + steps(1, 4) + bar + START_OF_ALL + UNKNOWN).splitlines()
+    text = "".join(f"{BEFORE[before]}{line}\n" for line in lines)
+    assert judged(text).verdict == "unknown"
+    ended = [*lines[:5], "Training finished", *lines[5:]]
+    text = "".join(f"{BEFORE[before]}{line}\n" for line in ended)
+    assert judged(text.replace("Eclipse:", "MoonError:")).verdict == "unknown"

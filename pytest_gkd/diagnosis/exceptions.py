@@ -54,11 +54,6 @@ _DOTTED = Pattern(
     rb"^ *(?P<type>(?:[A-Za-z_]\w*\.)+(?:<locals>\.)?[A-Z]\w*)"
     rb"(?::(?: (?P<message>.*))?)?$"
 )
-# A traceback that begins on a bar's line, which does not end until the bar is full.
-_ON_A_BAR = Pattern(
-    rb"\| *\d+/\d+ \[[^\]]*\] *(?P<rest>(?:\[\w+\]: *|\([^()]*\) *)?"
-    rb"Traceback \(most recent call last\):?)$"
-)
 _MEMBER = Pattern(rb"^[ +]*\+-[+-]*-{8,} (?:\d+|\.\.\.) -{8,}$")
 _TREE = Pattern(rb"^ *(?:\| ?|\+ (?:Exception Group ))")
 _FOLDED = Pattern(rb" *\[repeated \d+x across cluster\].*")
@@ -100,8 +95,13 @@ def read(text: bytes) -> list[Chain]:
     processes: dict[bytes, _Reader] = {}
     timed = prefixes.are_timed(text)
     for start, end, line in _lines(text):
-        process, own = prefixes.split(prefixes.untimed(line) if timed else line)
-        own = prefixes.untimed(own) if timed and process else own
+        who, line = prefixes.untimed(line) if timed else (b"", line)
+        process, own = prefixes.split(line)
+        own = prefixes.untimed(own)[1] if timed and process else own
+        if (begun := prefixes.off_the_bar(own)) is not own:
+            inner, own = prefixes.split(begun)
+            process += inner
+        process += who
         reader = processes.get(process)
         if reader is None:
             reader = processes[process] = _Reader(process.decode("utf-8", "replace"))
@@ -277,8 +277,6 @@ def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
         shown = uncoloured(line.rstrip(b"\r\n"))
         if b" [repeated " in shown:
             shown = _FOLDED.without(shown)
-        if _MARK in shown and (bar := _ON_A_BAR.search(shown)):
-            shown = bar[b"rest"]
         lines.append((at, at + len(line), shown))
         at += len(line)
     widths = Counter(

@@ -11,7 +11,7 @@ import itertools
 import statistics
 from collections.abc import Container
 
-from pytest_gkd.diagnosis import clocks, log_phases
+from pytest_gkd.diagnosis import clocks, log_phases, prefixes
 from pytest_gkd.diagnosis.patterns import Match, Pattern
 from pytest_gkd.diagnosis.scan import plain
 
@@ -38,7 +38,7 @@ _DEAD = Pattern(
 # The closing words of a user's own program.
 _CLOSING = Pattern(
     rb"(?i)\b(?:pipeline|job|run|training|distillation|evaluation|conversion|everything"
-    rb"|all (?:steps|stages|parts|phases|tasks)|epochs?)\b.{0,30}"
+    rb"|all (?:steps|stages)|epochs?)\b.{0,30}"
     rb"\b(?:complete|completed|finished|done|ok|(?:status|code) 0)"
     rb"\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$"
 )
@@ -47,23 +47,28 @@ _SAVED = Pattern(
     rb"(?i)\b(?:saved|written|wrote|exported|uploaded|pushed)\b"
     rb".{0,80}\b(?:to|in|into|at)\b\W{0,3}[\w~./:-]{2,200}\W*$"
 )
-_COUNTER = Pattern(rb"\b(\d{1,9}) ?(?:/|of) ?(\d{1,9})\b")
-# An epoch, in which the steps may be counted anew; not the Trainer's, such as 2.0.
-_EPOCH = Pattern(
-    rb"(?i)\bepoch\W{1,4}(?P<at>\d{1,6})(?P<part>\.\d)?(?: ?(?:/|of) ?(?P<of>\d{1,6}))?"
+_COUNTER = Pattern(rb"\b(?:(\d{1,9}) {0,9}/ {0,9}|[Ss]tep (\d{1,9}) of )(\d{1,9})\b")
+# What the steps may be counted anew in; not the Trainer's epoch, such as 2.0.
+_ROUND = Pattern(
+    rb"(?i)\b(?:ep(?:och)?|e|stage|round|update|cycle)['\"]?\W{0,4}(?P<at>\d{1,6})"
+    rb"(?P<part>\.\d)?(?: ?(?:/|of) ?(?P<of>\d{1,6}))?\b"
 )
 # A traceback that begins in the program's main module.
 _UNCAUGHT = Pattern(
     rb"(?m)^(?:\[rank\d+\]: *)?Traceback \(most recent call last\):\r?\n"
     rb"(?:\[rank\d+\]: *)? *File \"[^<\"\r\n][^\"\r\n]*\", line \d+, in <module>"
 )
+# How much of what follows an end is read for an exception, in bytes.
+_READ = 1 << 18
 # torchrun's, after the exceptions of its ranks.
 _SUMMARY = Pattern(rb"errors\.ChildFailedError: *\r?\n={9}")
+# Loggers, processes and scripts of trainers; a path or a model may be called the same.
 _TRAINS = Pattern(
-    rb"WorkerDict|TaskRunner|actor_rollout|Trainer|\btrl\b|\bverl\b|FSDP"
-    rb"|(?i:deepspeed|megatron|openrlhf|lightrft|slime|skyrl|areal|nemo_rl|prime.rl"
-    rb"|ms.swift|llama.?factory|open_instruct|unsloth)"
-    rb"|\bLLMRayActor|\bRolloutManager|\btrain_\w+\.py|\.train_\w+ "
+    rb"WorkerDict|TaskRunner|actor_rollout|Trainer|\btrl\b|\bverl\b|(?i:deepspeed)"
+    rb"|FSDPEngine|\(AReaL\)|\bopenrlhf[./](?:cli|trainer|models)|\bslime/(?:ray|backends)"
+    rb"|\bskyrl[._](?:train|entrypoint)|\bnemo_rl[./]|\bprime_rl[./]|\[INFO:swift\]"
+    rb"|\bllamafactory[./]|\bunsloth_zoo/|Unsloth: |\blightrft[./]"
+    rb"|\bmegatron[./](?:core|training)|LLMRayActor|RolloutManager|\btrain_\w+\.py"
 )
 
 
@@ -88,7 +93,10 @@ def finished(tail: bytes) -> int:
     if found < 0 and _closes(last := last_lines(tail, 25)):
         found = tail.rfind(last[-1])
     if found >= 0 and (
-        log_phases.starts_after(tail, found) or _raises(tail[found:]) or saves(tail)
+        log_phases.starts_after(tail, found)
+        or last_step(tail) > tail.find(b"\n", found) >= 0
+        or _raises(tail[found:])
+        or saves(tail)
     ):
         return -1
     return found
@@ -98,9 +106,10 @@ def finished(tail: bytes) -> int:
 def saves(tail: bytes) -> bool:
     """Whether it says after the last of all steps that it saves, and no more."""
     end = max(log_phases.FINISHED.last(tail), log_phases.ENDED.last(tail))
+    step = last_step(tail)
     last = b"".join(last_lines(tail, 1))
-    if end < 0 or last in last_lines(tail[end:].partition(b"\n")[0], 1):
-        return False
+    if step < 0 or end < tail.rfind(b"\n", 0, step) + 1 or end >= tail.rfind(last):
+        return False  # a step followed, or the end is in the last line itself
     if told := log_phases.spoken_after(last):
         return told.phase == "checkpoint" and not told.over
     return log_phases.last_phase(last) == "checkpoint"
@@ -108,6 +117,7 @@ def saves(tail: bytes) -> bool:
 
 def _raises(after: bytes) -> bool:
     """Whether the program itself then ended in an error, such as of its last save."""
+    after = b"\n".join(map(prefixes.bare, after[-_READ:].splitlines()))
     raised = _UNCAUGHT.search(after) is not None
     last = last_lines(after, 60 if _SUMMARY.search(after) else 3)
     return raised and any(map(log_phases.FAILED.search, last))
@@ -127,16 +137,27 @@ def _no_step_is_left(last: list[bytes]) -> bool:
     steps = (one[:400] for one in reversed(last) if log_phases.STEP.search(one[:400]))
     found = ([*_COUNTER.finditer(one)] for one in steps)
     counters = next(filter(None, found), [])
-    return bool(counters) and all(int(one[1]) == int(one[2]) > 1 for one in counters)
+    return bool(counters) and all(
+        int(one[1] or one[2]) == int(one[3]) > 1 for one in counters
+    )
 
 
-def epochs_follow(tail: bytes) -> bool:
-    """Whether the last step may be the last of its epoch only."""
-    last = log_phases.STEP.last(tail)
-    epoch = _EPOCH.search(_line(tail, last)) if last >= 0 else None
-    if epoch is None or epoch[b"part"]:
-        return False
-    return bool(epoch[b"at"] != epoch[b"of"])
+def steps_done(tail: bytes) -> int:
+    """How many steps a log has that ends with the last of them; 0 for any other.
+
+    Not if the counter was full before, or if what holds the steps counts itself and is
+    not at its end.
+    """
+    last = b"".join(last_lines(tail, 1))[:400]
+    if not log_phases.STEP.search(last) or not _no_step_is_left([last]):
+        return 0
+    steps = max(int(one[3]) for one in _COUNTER.finditer(last))
+    lines = last_lines(tail, 100)
+    full = Pattern(rb"\b%d {0,9}/ {0,9}%d\b|[Ss]tep %d of %d\b" % ((steps,) * 4))
+    again = sum(full.search(line) is not None for line in lines) > 1
+    rounds = [one for line in lines for one in _ROUND.finditer(line[:200])][-1:]
+    ended = all(one[b"part"] or one[b"at"] == one[b"of"] for one in rounds)
+    return steps if ended and not again else 0
 
 
 def _broken(before: bytes) -> bool:
@@ -168,6 +189,12 @@ def went_on(tail: bytes, at: int) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
+def last_step(tail: bytes) -> int:
+    """Where the last step begins, -1 without one; cached, as many ask."""
+    return log_phases.STEP.last(tail)
+
+
+@functools.lru_cache(maxsize=64)
 def _last_work(tail: bytes) -> int:
     """Where the last line that shows work begins; cached, since every hit needs it."""
     return log_phases.WORKING.last(tail)
@@ -175,7 +202,7 @@ def _last_work(tail: bytes) -> int:
 
 def at_rest(tail: bytes) -> bool:
     """Whether the last lines leave nothing to do: an end, or a ready server."""
-    trains = _TRAINS.search(tail) or log_phases.STEP.last(tail) >= 0
+    trains = _TRAINS.search(tail) or last_step(tail) >= 0
     serves = not trains
     return over(tail) or (
         serves and any(log_phases.READY.search(line) for line in last_lines(tail, 25))
@@ -187,7 +214,7 @@ def over(tail: bytes) -> bool:
 
     Before a step they are of something else, such as the bar of the data.
     """
-    step = tail.rfind(b"\n", 0, max(0, log_phases.STEP.last(tail))) + 1
+    step = tail.rfind(b"\n", 0, max(0, last_step(tail))) + 1
     ended = any(log_phases.ended(line) for line in last_lines(tail[step:], 25))
     return ended and not saves(tail)
 
@@ -314,7 +341,10 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
             return False
         if at in waiting:
             continue
-        if log_phases.FAILED.search(plain(line[0][:400])[:300]):
+        said = plain(line[0][:400])
+        if b"Traceback" in said:
+            said = prefixes.bare(said)
+        if log_phases.FAILED.search(said[:300]):
             around = tail[max(0, at - 600) : line.end()]
             over = any(step > at for step in done[-2:-1]) or went_on(tail, at)
             if _NOISE.search(around) is None and not over:

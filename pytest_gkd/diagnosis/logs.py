@@ -152,7 +152,7 @@ def _verdict(
         logs = silenced or left
         text = b"\n".join(log.edges for log in logs)
         phase, last = entered or _phase(logs, following), _last(logs)
-    by = next(filter(None, (log_end.ended_by(log.tail) for log in logs)), "")
+    by = next(filter(None, map(_ended_by, logs)), "")
     if by and not silenced and not any(map(_stood_still, logs)):
         progress = _progress(logs)
         timed = any(log_end.stood_s(log.tail) is not None for log in logs)
@@ -220,6 +220,8 @@ def _progress(logs: list[Log]) -> Progress:
     log = _farthest(logs)
     times = [*_CLOCK.finditer(log.tail)]
     step, total = log.metrics.last_step, log.metrics.total
+    if done := log_end.steps_done(log.tail):
+        step = total = done
     return Progress(
         step,
         total if total and total >= (step or 0) else None,
@@ -244,21 +246,21 @@ def _moves(log: Log) -> bool:
 
 def _all_steps_done(log: Log) -> bool:
     """Whether it ends with the last of its steps: a silent end, or what comes after."""
-    step, total = log.metrics.last_step, log.metrics.total
-    at, edges = log.last_step_at, log.edges
-    return log_end.saves(log.tail) or (
-        step == total > 1
-        and not log_end.epochs_follow(log.tail)
-        and log_phases.last_phase(edges, at) == "after-step"
-        and log_phases.spoken_after(edges, at) is None
-    )
+    return log_end.saves(log.tail) or log_end.steps_done(log.tail) > 0
 
 
 def _stopped(log: Log) -> bool:
     """Whether something proves that the program did not just go on."""
-    if log_end.stuck(log.tail):
+    stuck = log_end.stuck(log.tail)
+    if stuck and log.tail_at + log.tail.rfind(stuck) >= recovery.outlived_until(log):
         return True
-    return not log_end.at_rest(log.tail) and log_end.interrupted(log.tail) >= 0
+    return not log_end.at_rest(log.tail) and bool(_ended_by(log))
+
+
+def _ended_by(log: Log) -> str:
+    """What ended the run from outside; empty if nothing did, or it went on."""
+    went_on = log.tail_at + log_end.interrupted(log.tail) < recovery.outlived_until(log)
+    return "" if went_on else log_end.ended_by(log.tail)
 
 
 def _stood_still(log: Log) -> bool:
@@ -435,7 +437,8 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
     if root.cause == "vllm.engine-died":
         found.insert(0, _raised_last(logs, last))  # who asked it knows more
     else:
-        found.append(_raised_last(logs, last))
+        own = [by_number[number] for number in {hit.source_index for hit in root.hits}]
+        found.append(_raised_last(own, last))
     for phase in found:
         if phase and (phase, last) != ("actor-init", "rollout-init"):
             return phase

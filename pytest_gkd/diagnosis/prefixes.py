@@ -29,16 +29,25 @@ _LOGGER = re.compile(
     rb"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:?\d\d)"
     rb"(?: (?:stdout|stderr) [FP])?)(?: |\Z)"
 )
-# What ts of moreutils and journald put there.
+# A time that ts of moreutils or a program's start script puts there, and journald's,
+# with the program's name and process.
 _TIME = (
-    rb"(?:\[?\d{4}[-/]\d\d[-/]\d\d \d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?"
-    rb"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: [\w.-]{1,60} [\w.@-]{1,60}\[\d+\]:)?) "
+    rb"(?:\[?\d{4}[-/]\d\d[-/]\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
+    rb"(?:Z|[+-]\d\d:?\d\d)?\]?(?: (?:stdout|stderr) [FP])?"
+    rb"|\[?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?\]?"
+    rb"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?: [\w.-]{1,60} (?P<who>[\w.@-]{1,60}"
+    rb"\[\d{1,9}\]):)?) "
 )
 _BEFORE_ALL = re.compile(_TIME)
+_MARK = b"Traceback (most recent call last)"
 _TIMED = Pattern(
     rb"(?m)^(?:\([^)\r\n]{1,80}\) )?"
-    + _TIME
+    + _TIME.replace(b"?P<who>", b"")
     + rb"(?:.{0,200}Traceback \(most recent call last\)|  File \")"
+)
+# A traceback that begins on a bar's line, which does not end until the bar is full.
+_ON_A_BAR = re.compile(
+    rb"\| *\d+/\d+ \[[^\]]*\] *(?=(?:\[\w+\]: *|\([^()]*\) *)?Traceback \(most)"
 )
 
 # The first byte of any of these, except compose's.
@@ -50,10 +59,22 @@ def are_timed(text: bytes) -> bool:
     return _TIMED.search(text) is not None
 
 
-def untimed(line: bytes) -> bytes:
-    """A line without the time before it."""
+def untimed(line: bytes) -> tuple[bytes, bytes]:
+    """The process that a time before a line names, if any, and the line without it."""
     found = _BEFORE_ALL.match(line)
+    return (found["who"] or b"", line[found.end() :]) if found else (b"", line)
+
+
+def off_the_bar(line: bytes) -> bytes:
+    """A line without the bar on which its traceback begins."""
+    found = _ON_A_BAR.search(line) if _MARK in line else None
     return line[found.end() :] if found else line
+
+
+def bare(line: bytes) -> bytes:
+    """A line without all that may stand before a traceback."""
+    line = split(untimed(split(line)[1])[1])[1]
+    return split(off_the_bar(line))[1]
 
 
 def split(line: bytes) -> tuple[bytes, bytes]:

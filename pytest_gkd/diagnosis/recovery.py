@@ -30,6 +30,8 @@ _HANDLED = Pattern(
     rb"(?i)\battempt \d|\bretr(?:y|ies|ied)|\bagain\b|\bskip(?:s|ped|ping)?\b"
     rb"|\bignor(?:ed?|ing)\b|\bfall(?:s|ing)? back\b|\brestart(?:s|ed|ing)?\b"
 )
+_SKIPS = Pattern(rb"(?i)\bskip(?:s|ped|ping)?\b|\bignor(?:ed?|ing)\b")
+_NOT_FINITE = Pattern(rb"(?i)\b(?:nan|inf)\b")
 # What tells of a model's answer, or of a tool that the model called.
 _OF_ANSWER = Pattern(
     rb"(?i)^.{0,60}?(?:\[(?:[\w-]*sandbox[\w-]*|swe|tool|agent|interpreter)(?: \d+)?\] "
@@ -42,6 +44,13 @@ _WAITS = Pattern(
     rb"|\b(?:retry(?:ing)?|try(?:ing)? again)\b.{0,40}\b(?:in|after) [\d.]"
     rb"|\b(?:attempt|try|retry) #?(?P<number>\d{1,4})(?: of | ?/ ?)(?P<all>\d{1,4})\b"
 )
+# An attempt that failed, and what follows if the next one did not.
+_NOT_THE_LAST = Pattern(rb"(?i)\bfail|\berror|\brefused|\btimed out")
+_WELL = Pattern(rb"(?i)\b(?:saved|succe\w+|done|completed?|ok|recovered|end)\b")
+_GIVES_UP = Pattern(
+    rb"(?i)\b(?:killed|giv(?:es?|ing) up|gave up|stop(?:s|ped|ping)|died|abort\w*"
+    rb"|all attempts|job failed|exit(?:ed|ing|s)?)\b|Traceback \(most recent"
+)
 # What ends a wait in vain: of a queue, of Ray, of asyncio and concurrent.futures.
 _IN_VAIN = re.compile(r"(?:^|[._])(?:Empty|(?:Get)?TimeoutError)$")
 _DIGITS = re.compile(rb"\d+")
@@ -53,9 +62,12 @@ _NO_ROW = re.compile(
     rb"(?i)\b(?:nan|inf|waiting|retry(?:ing)?|attempt|elapsed|heartbeat|alive)\b"
 )
 _NO_LETTER = re.compile(rb"[^A-Za-z]+")
+# Where it begins, its first whole numbers, and its decimal ones.
+_Row = tuple[int, list[int], list[bytes]]
 # What differs from one start of a program to the next.
 _VARIES = re.compile(
-    rb"[\d:.,/-]*\d{2}:\d\d[\d:.,+Z]*|\d{4}-\d\d-\d\d|\x1b\[[\d;]*m|\d+"
+    rb"[\d:.,/-]*\d{2}:\d\d[\d:.,+Z]*|\d{4}-\d\d-\d\d|\d{4,}(?:\.\d+)?|\x1b\[[\d;]*m"
+    rb"|(?<=attempt)\W{1,4}\d+|(?<=restart)\w{0,6}\W{1,4}\d+|(?<=pid)\W{1,4}\d+"
 )
 
 
@@ -94,7 +106,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         outlived = works and at < len(log.tail) - log_end.AFTER
         symptom = hit.tier != "cause"
         if hit.signature.silent:
-            skipped = hit.order < until and _handled(log, hit)
+            skipped = hit.order < until and _skipped(log, hit)
             finite = log.metrics.recovered(hit.order) or (
                 hit.order < log.tail_at + _rows(log.tail, SEVERAL)
             )
@@ -127,19 +139,20 @@ def _in_earnest(hit: Hit) -> Hit:
 def waits(hit: Hit, log: Log) -> bool:
     """Whether the program waits or tries again after what the line says.
 
-    What it says of an exception that it caught stands in the two lines before it.
+    That of an exception which it caught stands in the two lines before it.
     """
     chain = exceptions.around(log.chains, hit.order, hit.process)
-    told = _tries(hit.text.encode()) or (bool(chain) and _tried(log, chain))
+    told = _tries(hit.text.encode()) or (bool(chain) and _tried_again(log, chain))
     return hit.signature.waits or told
 
 
-def _tried(log: Log, chain: exceptions.Chain) -> bool:
-    """Whether it was caught in an attempt that is not the last, and the log goes on."""
+def _tried_again(log: Log, chain: exceptions.Chain) -> bool:
+    """Whether it ended an attempt that is not the last, and the next one went well."""
     raised = log.tail.find(b"\n", max(0, chain[-1].at - log.tail_at))
-    goes_on = raised >= 0 and log.tail[raised:].strip()
-    told = goes_on and not _ends_program(chain)
-    return bool(told) and any(map(_tries, _before(log, chain)))
+    after = log.tail[raised:] if raised >= 0 else b""
+    if _ends_program(chain) or not _WELL.search(after) or _GIVES_UP.search(after):
+        return False
+    return any(_NOT_THE_LAST.search(one) and _tries(one) for one in _before(log, chain))
 
 
 def _tries(line: bytes) -> bool:
@@ -160,7 +173,7 @@ def failed(log: Log) -> bool:
         until = last
     waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit, log)}
     for chain in log.chains:
-        if _tried(log, chain):
+        if _tried_again(log, chain):
             start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
             lines = _LINE.finditer(log.tail, max(0, start), max(0, end))
             waiting.update(one.start() for one in lines)
@@ -173,6 +186,15 @@ def _handled(log: Log, hit: Hit) -> bool:
     if chain:
         return _is_handled(log, chain)
     return _HANDLED.search(hit.text.encode()) is not None
+
+
+def _skipped(log: Log, hit: Hit) -> bool:
+    """Whether a step without a finite loss is left out, and the later ones have one."""
+    chain = exceptions.around(log.chains, hit.order, hit.process)
+    said = [hit.text.encode(), *(_before(log, chain) if chain else ())]
+    after = log.tail[max(0, hit.order - log.tail_at) :].partition(b"\n")[2]
+    later = (after[at : at + 300].partition(b"\n")[0] for at in log_end.steps(after))
+    return any(map(_SKIPS.search, said)) and not any(map(_NOT_FINITE.search, later))
 
 
 def _of_answers(log: Log) -> exceptions.Places:
@@ -226,23 +248,29 @@ def _rows(tail: bytes, steps: int) -> int:
     Such are lines of the same words in which a whole number grows evenly, and a decimal
     one does not, whatever they are called.
     """
-    kinds: dict[bytes, list[tuple[int, list[int], list[bytes]]]] = {}
+    kinds: dict[bytes, dict[bytes, list[_Row]]] = {}
     start = len(tail)
     for _ in range(MOST_ROWS):
         start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
         line = tail[start : start + 400].partition(b"\n")[0]
         if (decimals := _DECIMAL.findall(line)) and not _NO_ROW.search(line):
-            whole = [int(one) for one in _WHOLE.findall(line)[:COUNTERS]]
-            rows = kinds.setdefault(_NO_LETTER.sub(b"", line)[:60], [])
+            process, words = prefixes.split(line)
+            whole = [int(one) for one in _WHOLE.findall(words)[:COUNTERS]]
+            kind = kinds.setdefault(_NO_LETTER.sub(b"", words)[:60], {})
+            rows = kind.setdefault(process, [])
             if len(rows) <= SEVERAL:
                 rows.append((start, whole, decimals))
         if start == 0:
             break
-    found = [rows[steps - 1][0] for rows in kinds.values() if _counts(rows)]
+    found = [
+        min(rows[steps - 1][0] for rows in own)
+        for kind in kinds.values()
+        if (own := [rows for rows in kind.values() if _counts(rows)])
+    ]
     return max(found, default=-1)
 
 
-def _counts(rows: list[tuple[int, list[int], list[bytes]]]) -> bool:
+def _counts(rows: list[_Row]) -> bool:
     """Whether rows, the last first, count evenly and measure something else."""
     if len(rows) <= SEVERAL:
         return False

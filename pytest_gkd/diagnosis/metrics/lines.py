@@ -72,8 +72,7 @@ _COLOUR = re.compile(rb"\x1b\[[\d;]{0,20}[A-Za-z]")
 _STEP = re.compile(
     rb"(?i)(?<![\w/.-])['\"]?(?:train(?:ing)?/)?(?:global[_ ]?steps?|iteration|iter"
     rb"|steps?|rollout|epoch=\d{1,9}/micro_step=\d{1,9}/global_step|global_step/max_steps)"
-    rb"['\"]? {0,9}[:=]? {0,9}'?(\d{1,9})(?:(?: ?/| of) {0,9}(\d{1,9}))?"
-    rb"(?![\w.]\d|\w)"
+    rb"['\"]? {0,9}[:=]? {0,9}'?(\d{1,9})(?: ?/ {0,9}(\d{1,9}))?(?![\w.]\d|\w)"
 )
 _BAR = re.compile(
     rb"(?<![\w/])(\d{1,9})/(\d{1,9}) \[\d[\d:]{0,12}<"
