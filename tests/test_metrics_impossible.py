@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 from test_metrics_notes import Values, noise, run, seen
@@ -26,9 +27,15 @@ def flat(n: int) -> float:
     return 2.6 + noise(0.1)
 
 
+def refreshed(n: int, every: int) -> float:
+    """A loss that falls, printed in each step but measured now and then."""
+    return 2.0123 - n // every * every / 100
+
+
 def preferences(chosen: Values) -> Metrics:
     return {
         "logps__chosen": chosen,
+        "rewards__chosen": lambda n: 0.1 * min(chosen(n) + 20, 0),
         "logps__rejected": lambda n: -50 - n + noise(1),
         "rewards__margins": lambda n: 0.05 * n,
     }
@@ -42,41 +49,31 @@ def critic(value_loss: Values, returns: float = 1.0) -> Metrics:
 
 
 BROKEN: dict[str, tuple[str, Metrics]] = {
-    "a loss of texts turns round its sign": (
+    "a divergence goes below what any may be": (
         "train.diverged",
-        {"loss": lambda n: learned(n) * (-1 if n > 60 else 1)},
+        {"distillation__loss": lambda n: 2.0 - n / 30 + noise(0.02)},
     ),
-    "a divergence goes below what any may be, beside a policy's loss": (
-        "train.diverged",
-        {
-            "distillation__loss": lambda n: 2.0 - n / 30 + noise(0.02),
-            "actor__pg_loss": lambda n: noise(0.1),
-        },
+    "one loss for ever": (
+        "train.no-grad",
+        {"loss": lambda n: learned(n) if n < 60 else 0.6931, **RATE},
     ),
-    "the reference is the policy itself": (
-        "train.diverged",
-        {"actor__kl_loss": lambda n: 0.0, **REWARDED},
-    ),
-    "the coefficient of a KL that is 0": (
-        "train.diverged",
-        {"kl": lambda n: 0.0, "actor__kl_coef": lambda n: 0.01, **REWARDED},
-    ),
-    "validation of weights that do not change": (
-        "sync.not-applied",
-        {"loss": learned, "eval_loss": lambda n: 2.596},
-    ),
-    "one loss for ever": ("train.no-grad", {"loss": lambda n: 0.6931, **RATE}),
     "the same seven losses": (
         "train.no-grad",
-        {"loss": lambda n: 2.5 + math.sin(n % 7), **RATE},
+        {"loss": lambda n: learned(n) if n < 60 else 2.5 + math.sin(n % 7), **RATE},
     ),
-    "an optimizer without the parameters": ("train.no-grad", {"loss": flat, **RATE}),
-    "the same batch again": (
-        "train.diverged",
+    "memory climbs in five jumps": (
+        "train.memory-leak",
+        {"perf__max_memory_reserved_gb": lambda n: 20 + 8.8 * ((n + 10) // 24)},
+    ),
+    "memory climbs in ten jumps": (
+        "train.memory-leak",
+        {"perf__max_memory_reserved_gb": lambda n: 20 + 4.4 * ((n + 5) // 12)},
+    ),
+    "a part grows, and the first steps were slow, too": (
+        "train.slow",
         {
-            "loss": lambda n: (
-                2 * 0.995**n + noise(0.1) if n < 50 else 1.5 * 0.93 ** (n - 50)
-            )
+            "timing_s__gen": lambda n: 4 + n / 10 + noise(0.1),
+            "timing_s__step": lambda n: (18 if n < 16 else 13) + 4 + n / 10,
         },
     ),
     "a critic farther off than any return": (
@@ -130,8 +127,98 @@ BROKEN: dict[str, tuple[str, Metrics]] = {
         "train.slow",
         {"step_time": lambda n: random.choice((12, 12, 60)) if n > 20 else 12.0},
     ),
+    "the rollout leaps away and comes nearer again": (
+        "vllm.wrong-output",
+        {
+            "train_rollout_logprob_abs_diff": lambda n: (
+                0.01 if n < 40 else 1.0 + 2 * 0.98 ** (n - 40)
+            )
+        },
+    ),
+    "tokens fall and the time of a step does not rise": (
+        "train.slow",
+        {
+            "Throughput": lambda n: 2600 * 0.97 ** max(0, n - 30) + noise(20),
+            "step_time": lambda n: 3 + noise(0.1),
+        },
+    ),
+    "a limit that cuts all answers short, of which only the length tells": (
+        "train.diverged",
+        {"generate__avg_num_tokens": lambda n: 440 + noise(30) if n < 50 else 192.0},
+    ),
+    "no answer ends any more, from one step to the next": (
+        "tokenizer.eos-token",
+        {"seq_len__avg": lambda n: 440 + noise(30) if n < 50 else 1024.0},
+    ),
+    "the largest part of a step takes longer, and no time of the step is printed": (
+        "train.slow",
+        {
+            "timeperf__train_step": lambda n: (12 if n < 60 else 40) + noise(0.3),
+            "timeperf__ref_logp": lambda n: (1 if n < 60 else 1.1) + noise(0.03),
+        },
+    ),
 }
 SOUND: dict[str, Metrics] = {
+    "verl prints a KL loss of 0 if it has none": {
+        "actor__kl_loss": lambda n: 0.0,
+        **REWARDED,
+    },
+    "a loss is measured every 70 steps": {"loss": lambda n: refreshed(n, 70)},
+    "a loss is measured every ten steps, and then no more": {
+        "loss": lambda n: refreshed(min(n, 80), 10)
+    },
+    "the lowest loss so far": {
+        "min_loss": lambda n: learned(n) if n < 60 else 0.51234,
+        "last__loss": lambda n: learned(n) if n < 60 else 0.51234,
+    },
+    "a loss as low as its numbers go": {
+        "loss": lambda n: 2 * 0.8**n if n < 60 else 3.142e-6
+    },
+    "a loss too noisy to tell": {"loss": lambda n: 2.5 + noise(0.6), **RATE},
+    "a validation that each line repeats": {
+        "loss": learned,
+        "eval_loss": lambda n: 2.59612,
+    },
+    "batches of answers differ in length": {
+        "logps__chosen": lambda n: (-20 if n == 1 else -60) + noise(1),
+        "logps__rejected": lambda n: (-30 if n == 1 else -70) + noise(1),
+    },
+    "the chosen answers are always likelier than the rejected ones": {
+        **preferences(lambda n: -20 - n / 3 + noise(1)),
+        "logps__rejected": lambda n: -80 - n + noise(1),
+    },
+    "a loss that loses some of its noise": {
+        "loss": lambda n: (0.5 + 2 * 0.98**n) * (1 + noise(0.08 * 0.985**n))
+    },
+    "REINFORCE": {
+        "loss": lambda n: 0.5 - n / 100 + noise(0.02),
+        "return": lambda n: 20 + n + noise(2),
+    },
+    "a simple GRPO": {
+        "loss": lambda n: (0.5 if n < 60 else -0.6) + noise(0.02),
+        "acc": lambda n: 0.2 + n / 200 + noise(0.02),
+        "kl": lambda n: n / 1e4,
+    },
+    "a peak of memory is exceeded by less and less": {
+        "perf__max_memory_reserved_gb": lambda n: (
+            20 + 4 * (n > 25) + 2 * (n > 50) + 1.9 * (n > 75) + 1.5 * (n > 100)
+        )
+    },
+    "a limit somewhat below the usual length": {
+        "response_length__mean": lambda n: 440 + noise(30) if n < 50 else 300.0
+    },
+    "every third step takes twice as long": {
+        "step_time": lambda n: random.choice((12, 12, 24)) if n > 20 else 12.0
+    },
+    "three steps are slow": {
+        "step_time": lambda n: 600.0 if n in {41, 66, 113} else 12 + noise(0.5)
+    },
+    "a KL is rounded to four decimals, unlike the rate": {
+        "actor__kl_loss": lambda n: 0.0,
+        "actor__kl_coef": lambda n: 0.001,
+        "critic__rewards__mean": lambda n: round(0.2 + n / 200 + noise(0.01), 4),
+        "lr": lambda n: 1.234e-5,
+    },
     "a policy's loss is below 0": {"loss": lambda n: 0.5 - n / 60, **REWARDED},
     "preferences have a loss below 0": {
         "loss": lambda n: 0.7 - n / 60,
@@ -142,18 +229,10 @@ SOUND: dict[str, Metrics] = {
         "actor__ppo_kl": lambda n: 0.0,
         **REWARDED,
     },
-    "a KL is rounded to three decimals": {
-        "actor__kl_loss": lambda n: 0.0,
-        "critic__rewards__mean": lambda n: round(0.2 + n / 200, 3),
-    },
     "a policy that does not move": {
         "actor__kl_loss": lambda n: 0.0,
+        "actor__kl_coef": lambda n: 0.001,
         "actor__entropy": lambda n: 0.5 + noise(0.01),
-    },
-    "a validation of few digits": {"loss": learned, "eval_loss": lambda n: 2.6},
-    "nothing is learned and nothing changes": {
-        "loss": flat,
-        "eval_loss": lambda n: 2.596,
     },
     "no loss of a policy in its first update": {"loss": lambda n: 0.0, **REWARDED},
     "a low rate": {
@@ -197,44 +276,6 @@ SOUND: dict[str, Metrics] = {
         "Throughput": lambda n: 2600 * 0.99**n + noise(20),
         "Mean_Generation_Length": lambda n: 300 * 0.99**n,
     },
-}
-BROKEN |= {
-    "the rollout leaps away and comes nearer again": (
-        "vllm.wrong-output",
-        {
-            "train_rollout_logprob_abs_diff": lambda n: (
-                0.01 if n < 40 else 1.0 + 2 * 0.98 ** (n - 40)
-            )
-        },
-    ),
-    "tokens fall and the time of a step does not rise": (
-        "train.slow",
-        {
-            "Throughput": lambda n: 2600 * 0.97 ** max(0, n - 30) + noise(20),
-            "step_time": lambda n: 3 + noise(0.1),
-        },
-    ),
-    "a limit that cuts all answers short, of which only the length tells": (
-        "train.diverged",
-        {"generate__avg_num_tokens": lambda n: 440 + noise(30) if n < 50 else 192.0},
-    ),
-    "no answer ends any more, from one step to the next": (
-        "tokenizer.eos-token",
-        {"seq_len__avg": lambda n: 440 + noise(30) if n < 50 else 1024.0},
-    ),
-    "the largest part of a step takes longer, and no time of the step is printed": (
-        "train.slow",
-        {
-            "timeperf__train_step": lambda n: (12 if n < 60 else 40) + noise(0.3),
-            "timeperf__ref_logp": lambda n: (1 if n < 60 else 1.1) + noise(0.03),
-        },
-    ),
-}
-BROKEN["a loss of thousands"] = (
-    "train.diverged",
-    {"loss": lambda n: 3000 + noise(200), "grad_norm": lambda n: 4e4 + noise(3e3)},
-)
-SOUND |= {
     "all is solved, and no gradient is left": {
         "critic__rewards__mean": lambda n: min(1.0, 0.2 + n / 100),
         "actor__grad_norm": lambda n: 0.5 if n < 85 else 0.0,
@@ -281,6 +322,92 @@ NOTED: dict[str, tuple[str, Metrics]] = {
         "train.diverged",
         {"loss": lambda n: 3000 + noise(200)},
     ),
+    "a loss of texts changes sign": (
+        "train.diverged",
+        {"loss": lambda n: learned(n) * (-1 if n > 60 else 1)},
+    ),
+    "a divergence is somewhat below 0, as one of few tokens may be": (
+        "train.diverged",
+        {"distill_loss": lambda n: (1.0 if n < 60 else -0.3) + noise(0.01)},
+    ),
+    "a divergence goes below what any may be, beside a policy's loss": (
+        "train.diverged",
+        {
+            "distillation__loss": lambda n: 2.0 - n / 30 + noise(0.02),
+            "actor__pg_loss": lambda n: noise(0.1),
+        },
+    ),
+    "the reference is the policy itself": (
+        "train.diverged",
+        {
+            "actor__kl_loss": lambda n: 0.0,
+            "actor__kl_coef": lambda n: 0.001,
+            **REWARDED,
+        },
+    ),
+    "one loss from the first step on": (
+        "train.no-grad",
+        {"loss": lambda n: 0.6931, **RATE},
+    ),
+    "seven losses again and again from the first step on": (
+        "train.no-grad",
+        {"loss": lambda n: 2.5 + math.sin(n % 7), **RATE},
+    ),
+    "a student that is trained already": (
+        "train.no-grad",
+        {**RATE, "loss": lambda n: 0.82 - n / 6000 + noise(0.05)},
+    ),
+    "the same batch again": (
+        "train.diverged",
+        {
+            "loss": lambda n: (
+                2 * 0.995**n + noise(0.1) if n < 50 else 1.5 * 0.93 ** (n - 50)
+            )
+        },
+    ),
+    "a task is learned to its floor": (
+        "train.diverged",
+        {"loss": lambda n: (0.05 + 0.93**n) * (1 + noise(0.1 if n < 50 else 0.005))},
+    ),
+    "longer answers are less likely": (
+        "train.diverged",
+        {
+            **preferences(lambda n: -20 - 2 * n + noise(1)),
+            "rewards__chosen": lambda n: noise(0.1),
+        },
+    ),
+    "the chosen answers become less likely than any were": (
+        "train.diverged",
+        preferences(lambda n: -20 - n / 2 + noise(1)),
+    ),
+    "IPO's loss is 25 at first": (
+        "train.diverged",
+        {
+            "rewards__accuracies": lambda n: 0.55 + noise(0.03),
+            "loss": lambda n: 25 - n / 20 + noise(0.5),
+        },
+    ),
+    "IPO's loss rises by some": (
+        "train.diverged",
+        {
+            "rewards__accuracies": lambda n: 0.55 + noise(0.03),
+            "loss": lambda n: 25 + n / 30 + noise(0.5),
+        },
+    ),
+    "ORPO's loss is 1.8 at first": (
+        "train.diverged",
+        {
+            "rewards__accuracies": lambda n: 0.55 + noise(0.03),
+            "loss": lambda n: 1.8 - n / 600 + noise(0.02),
+        },
+    ),
+    "a part grows, and the step by some": (
+        "train.slow",
+        {
+            "timing_s__gen": lambda n: 4 + n / 24 + noise(0.1),
+            "timing_s__step": lambda n: 20 + n / 24 + noise(0.1),
+        },
+    ),
     "the policy changes and the reward does not": (
         "train.diverged",
         {
@@ -296,14 +423,7 @@ NOTED: dict[str, tuple[str, Metrics]] = {
         "train.diverged",
         {"loss": lambda n: 1 - n / 50 + noise(0.01)},
     ),
-    "OpenRLHF without a reference": (
-        "train.diverged",
-        {"kl": lambda n: 0.0, "entropy": lambda n: 2 - n / 100, **REWARDED},
-    ),
-    "nothing is learned, but the gradients change": (
-        "train.no-grad",
-        {"loss": flat, "lr": lambda n: 2e-3, "grad_norm": lambda n: 0.1 + n / 100},
-    ),
+    "an optimizer without the parameters": ("train.no-grad", {"loss": flat, **RATE}),
     "the teacher contradicts the student now and then": (
         "teacher.wrong-output",
         {
@@ -408,3 +528,59 @@ def test_a_loss_that_is_no_number_explains_gradients_of_0() -> None:
     ]
     told = {one.cause: one.certain for one in seen(lines)}
     assert told == {"train.nan": True, "train.no-grad": False}
+
+
+def test_weights_that_grow_apart_in_ever_larger_steps_are_old() -> None:
+    told = seen(
+        run(rollout_corr__k3_kl=lambda n: min(0.0215, 1e-4 * 1.4 ** max(0, n - 40)))
+    )
+    assert [(one.cause, one.certain) for one in told] == [("sync.not-applied", True)]
+
+
+def test_a_reward_that_falls_long_before_the_engine_is_a_cause_of_its_own() -> None:
+    told = seen(
+        run(
+            critic__rewards__mean=lambda n: 0.7 - 0.5 * (n >= 30) - n / 1e3,
+            rollout_corr__k3_kl=lambda n: 1e-4 if n < 100 else 0.4 + noise(0.01),
+        )
+    )
+    assert [(one.cause, one.certain) for one in told] == [
+        ("train.diverged", True),
+        ("vllm.wrong-output", True),
+    ]
+
+
+def test_an_engine_may_serve_fewer_requests_than_before() -> None:
+    engine = "Avg prompt throughput: 9.0 tokens/s, Avg generation throughput: "
+    lines = [f"{engine}{2600 * 0.97**n:.1f} tokens/s" for n in range(120)]
+    assert seen(lines) == []
+
+
+def validated(loss: Values, validation: Values, every: int = 10) -> list[str]:
+    """The lines of a run that is validated every so many steps."""
+    lines = []
+    for n in range(1, 121):
+        lines.append(f"step:{n} - loss:{loss(n):.9f}")
+        if n % every == 0:
+            lines.append(f"step:{n} - eval_loss:{validation(n):.9f}")
+    return lines
+
+
+@pytest.mark.parametrize(("value", "certain"), [(2.5961, True), (2.596, False)])
+def test_validations_that_never_change(value: float, certain: bool) -> None:
+    told = seen(validated(learned, lambda n: value))
+    assert [(one.cause, one.certain) for one in told] == [("sync.not-applied", certain)]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        lambda: validated(learned, lambda n: 2.5961, every=30),
+        lambda: validated(learned, lambda n: 2.6),
+        lambda: validated(flat, lambda n: 2.5961),
+        lambda: validated(lambda n: 3 - n / 60, lambda n: refreshed(n, 50), every=5),
+    ],
+    ids=["four", "few digits", "not trained", "repeated"],
+)
+def test_validations_that_may_be_the_same(lines: Callable[[], list[str]]) -> None:
+    assert seen(lines()) == []

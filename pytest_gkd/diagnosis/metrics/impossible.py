@@ -1,8 +1,9 @@
-"""What no sound run prints, whatever it trains, because of what the numbers mean.
+"""What the numbers of a sound run cannot be, because of what they mean.
 
 A divergence is not negative; a policy that moves away from its reference differs from
 it; a validation of weights that change does not come out the same to the last digit;
-and whatever is trained does not repeat its losses one for one.
+and whatever is trained does not repeat its losses one for one. Where a log may print a
+number that means something else (a default, an estimate, the last known), it is a note.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ JUDGES = Judges()
 # tokens: p log(p / q) with q = 1 is least at p = 1/e (the log sum inequality; Cover and
 # Thomas, Elements of Information Theory, 2.7.1). That of whole ones is 0.
 LOWEST = -1 / math.e
-# A weight that Adam may have moved this far in all (a step moves it by about the rate:
-# Kingma and Ba, arXiv 1412.6980, section 2.1) would show in the loss.
+# Adam may have moved a weight this far in all (a step moves it by about the rate:
+# Kingma and Ba, arXiv 1412.6980, section 2.1), of which the loss usually shows some.
 MOVED = 0.1
 # No mean over tokens reaches this.
 HUNDREDS = 100.0
@@ -44,8 +45,15 @@ SAME = 0.05
 MOST_PERIODS = 64
 # Validations of the same weights that are no coincidence.
 VALIDATIONS = 5
+# A loss below this may be as low as its numbers go.
+TINY = 1e-5
+# What is printed in each step though measured now and then repeats itself, too: what
+# repeats itself for so many times as long as ever before is not that.
+LONGER = 5
 
-_DIVERGENCE = re.compile(r"distill?(?:ation)?_?/?loss|(?:^|[/_])(?:kd|jsd|gkd)_?loss")
+_DIVERGENCE = re.compile(
+    r"distill?(?:ation)?_?/?loss|(?:^|[/_])(?:kd|jsd|gkd|rkl)_?loss"
+)
 _REFERENCE = re.compile(r"(?:^|/)(?:kl_loss|ref_kl|kl)(?:/mean|_mean)?$")
 _COEFFICIENT = re.compile(r"kl_(?:loss_)?(?:coef|ctl|beta)")
 
@@ -54,12 +62,13 @@ _COEFFICIENT = re.compile(r"kl_(?:loss_)?(?:coef|ctl|beta)")
 def _below_zero(series: Series, run: Run) -> Iterator[NumberFinding]:
     """A divergence or a cross-entropy that becomes negative.
 
-    What rewards or preferences shape may be negative. A loss of unknown kind may get
-    there step by step, as a density's does, but not by turning round its sign.
+    The loss of a policy may be negative; so may the estimate of a divergence by which
+    one is trained (verl, trainer/distillation/losses.py: k1).
     """
     series = series.finite()
     divergence = _DIVERGENCE.search(series.name.lower()) is not None
-    if len(series) < 2 * ENOUGH or not (divergence or run.only_imitates):
+    texts = run.only_imitates and not run.may_act
+    if len(series) < 2 * ENOUGH or not (divergence or texts):
         return
     values = series.values
     at = since(series, below(0.0))
@@ -70,9 +79,8 @@ def _below_zero(series: Series, run: Run) -> Iterator[NumberFinding]:
     usual = robust.median(before) if before else 0.0
     if before and (usual <= 0 or -last < SURE * robust.deviation(before)):
         return
-    turned = values[at] < -usual / 2
     text = f"falls below 0, to {last:.4g}, as no divergence or cross-entropy can"
-    certain = bool(before) and last < LOWEST and (divergence or turned)
+    certain = bool(before) and last < LOWEST and divergence and run.only_imitates
     yield found(series, at, "train.diverged", text, certain=certain)
 
 
@@ -90,38 +98,49 @@ def _of_no_tokens(series: Series, run: Run) -> Iterator[NumberFinding]:
         text = (
             f"is {robust.median(values):.4g} and does not fall; guessing costs about 12"
         )
-        norms = [value for one in run.of("gradient norm") for value in one.values]
-        certain = bool(norms) and robust.median(norms) > HUNDREDS
-        yield found(series, 0, "train.diverged", text, certain=certain)
+        yield found(series, 0, "train.diverged", text, certain=False)
 
 
 @JUDGES.of("KL", "policy loss")
 def _no_distance(series: Series, run: Run) -> Iterator[NumberFinding]:
     """A distance to the reference that is exactly 0 though the policy moves.
 
-    OpenRLHF prints a KL of 0 if there is no reference (trainer/ppo_trainer.py), so only
-    a loss or a coefficient proves that there should be one. Values of three decimals
+    Without a reference OpenRLHF prints a KL of 0 (trainer/ppo_trainer.py), and verl a
+    KL loss of 0 (workers/actor/dp_actor.py), but no coefficient. Values of few decimals
     may be rounded to 0.
     """
     if len(series) < 2 * ENOUGH or any(series.values):
         return
     if _REFERENCE.search(series.name.lower()) is None or not (run.moves and run.exact):
         return
-    wanted = "kl_loss" in series.name or any(
-        _COEFFICIENT.search(one.name) and min(one.values) > 0 for one in run.every
+    wanted = any(
+        _COEFFICIENT.search(one.name) and len(one) >= ENOUGH and min(one.values) > 0
+        for one in run.every
     )
-    text = "is exactly 0 in every step though the policy changes: is the reference it?"
-    yield found(series, 0, "train.diverged", text, certain=wanted)
+    if wanted:
+        text = "is exactly 0 in every step though the policy changes: is the policy "
+        text += "its own reference?"
+        yield found(series, 0, "train.diverged", text, certain=False)
 
 
 @JUDGES.of("validation loss")
 def _same_validation(series: Series, run: Run) -> Iterator[NumberFinding]:
-    same = _repeated(series.values, 1)
+    """Validations that do not change, though what they validate is trained.
+
+    Where lines of training repeat the last one, nothing tells how many were made. If
+    all have three decimals, the last may hide what changed.
+    """
+    values = series.values
+    same = _repeated(values, 1)
     at = len(series) - same
-    if same < VALIDATIONS or not _is_precise(series.values[-1]):
+    if same < max(VALIDATIONS, LONGER * _longest(values[:at], 1)):
+        return
+    if not _is_precise(values[-1]):
         return
     for one in run.of("loss"):
         earlier = sum(1 for step in one.steps if step < series.steps[at])
+        if len(one) - earlier < 2 * same:
+            continue
         trained = one.since(earlier).finite()
         if (levels := ends(trained)) is None:
             continue
@@ -129,9 +148,11 @@ def _same_validation(series: Series, run: Run) -> Iterator[NumberFinding]:
         if last < 0.95 * first and robust.trend(trained.values) < -SURE:
             text = (
                 f"is {series.values[-1]:.4g} in {same} validations while the loss "
-                f"falls from {first:.4g} to {last:.4g}: other weights are validated"
+                f"falls from {first:.4g} to {last:.4g}: the validated weights are not "
+                "the trained ones"
             )
-            yield found(series, at, "sync.not-applied", text)
+            certain = round(values[-1], 3) != values[-1]
+            yield found(series, at, "sync.not-applied", text, certain=certain)
             return
 
 
@@ -139,7 +160,8 @@ def _same_validation(series: Series, run: Run) -> Iterator[NumberFinding]:
 def _stands_still(series: Series, run: Run) -> Iterator[NumberFinding]:
     """A loss that repeats itself, or that its optimizer does not change.
 
-    The latter only from the first step on: later a loss may have reached its plateau.
+    The latter only from the first step on: later a loss may have reached its plateau,
+    where one of a student that is trained already begins.
     """
     series = series.finite()
     if len(series) < 2 * ENOUGH or run.rate == 0:
@@ -147,10 +169,16 @@ def _stands_still(series: Series, run: Run) -> Iterator[NumberFinding]:
     values = series.values
     period, same = _period(values)
     if same >= max(10, 2 * period, len(values) // 3):
+        before = values[: len(values) - same]
+        if max(map(abs, values[-period:])) < TINY:
+            return
+        if same < LONGER * _longest(before, period):
+            return
         text = f"the same {period} values again and again from here on"
         if period == 1:
             text = f"is {values[-1]:.4g} in every step from here on"
-        yield found(series, len(values) - same, "train.no-grad", text)
+        changed = len(before) >= ENOUGH  # else it may just not have been measured again
+        yield found(series, len(before), "train.no-grad", text, certain=changed)
         return
     if not run.only_imitates or len(values) < 4 * ENOUGH or min(values) <= 0:
         return
@@ -161,17 +189,14 @@ def _stands_still(series: Series, run: Run) -> Iterator[NumberFinding]:
     moved = (run.rate or 0.0) * (series.steps[-1] - series.steps[0])
     error = robust.deviation(values) * math.sqrt(math.pi / third)  # of last - first
     alike = abs(last - first) + error < SAME * first
-    norms = [one for one in run.gradients if robust.median(one) > 0]
-    if alike and moved >= MOVED and norms and _is_steady(values):
+    trained = any(robust.median(one) > 0 for one in run.gradients)
+    if alike and moved >= MOVED and trained and _is_steady(values):
         text = (
             f"does not change, {first:.4g} in the first third and {last:.4g} in the "
             f"last, with a learning rate of {run.rate:.4g} and gradients other than 0: "
             "does the optimizer hold the model's parameters?"
         )
-        # Weights that are trained have other gradients than at first.
-        yield found(
-            series, 0, "train.no-grad", text, certain=all(map(_is_steady, norms))
-        )
+        yield found(series, 0, "train.no-grad", text, certain=False)
 
 
 def _is_steady(values: Sequence[float]) -> bool:
@@ -196,6 +221,15 @@ def _repeated(values: Sequence[float], period: int) -> int:
             break
         same += 1
     return same + period if same else 0
+
+
+def _longest(values: Sequence[float], period: int) -> int:
+    """The most values in succession that equal those one period before."""
+    longest = same = 0
+    for early, late in zip(values, values[period:], strict=False):
+        same = same + 1 if early == late else 0
+        longest = max(longest, same + period if same else 0)
+    return longest
 
 
 def _is_precise(value: float) -> bool:

@@ -79,6 +79,14 @@ class Run:
         )
 
     @cached_property
+    def may_act(self) -> bool:
+        """Whether some metric is what policies have, though not they alone."""
+        return any(
+            role(one.name) in _ALSO_OF_POLICIES or _RETURN.search(one.name.lower())
+            for one in self.every
+        )
+
+    @cached_property
     def distils(self) -> bool:
         """Whether a metric of it is that of a teacher."""
         return any(_DISTILS.search(one.name) for one in self.every)
@@ -118,9 +126,9 @@ class Run:
 
     @cached_property
     def exact(self) -> bool:
-        """Whether some number has more than three decimals."""
+        """Whether some number has more than four decimals."""
         return any(
-            abs(1e3 * value - round(1e3 * value)) > 1e-6
+            round(value, 4) != value
             for one in self.every
             if role(one.name) != "learning rate"
             for value in one.finite().values[-3:]
@@ -195,6 +203,8 @@ _GOOD = {"reward", "accuracy"}
 # What shows that a policy changes.
 _SHOWS = ("entropy", "reward", "response length")
 _OF_POLICIES = {"reward", "policy loss", "value loss", "disagreement", "agreement"}
+_ALSO_OF_POLICIES = {"accuracy", "KL", "entropy", "return"}
+_RETURN = re.compile(r"(?:^|[/_])returns?$")
 _SHAPED = re.compile(
     r"(?:^|/)(?:rewards?|logps|critic|policy|actor|ppo\w*)/|advantage|clip_?(?:frac|ratio)"
 )

@@ -38,6 +38,8 @@ JUDGES = Judges()
 NEARLY_ALL = 0.95
 # A loss that varies so many times less than before comes from fewer data.
 SMOOTHER = 10
+# So many values are a level at once.
+FIRST = 5
 # What shows that a policy changes, whatever it learns.
 _CHANGES = ("entropy", "response length", "KL")
 
@@ -126,7 +128,7 @@ def _same_batch(series: Series, run: Run) -> Iterator[NumberFinding]:
     """A loss that loses its noise: batches differ, one and the same batch does not.
 
     The noise is the median of the second differences, relative to the loss; neither
-    the rate nor a trend changes it.
+    the rate nor a trend changes it. A task that is learned to its floor loses it too.
     """
     series = series.finite()
     if len(series) < 4 * ENOUGH or not run.only_imitates or min(series.values) <= 0:
@@ -141,11 +143,10 @@ def _same_batch(series: Series, run: Run) -> Iterator[NumberFinding]:
     if now > 0 and usual > SMOOTHER * now and usual > 0.01:
         at = 1 + _since(noise, usual / SMOOTHER)
         text = (
-            f"varies by {now:.2%} from step to step, not by {usual:.2%} as at first: "
-            "the same batch again and again?"
+            f"step-to-step noise fell from {usual:.2%} to {now:.2%}: the same batch "
+            "again and again?"
         )
-        learned = robust.median(values[-part:]) < 0.2 * robust.median(values[:part])
-        yield found(series, at, "train.diverged", text, certain=learned)
+        yield found(series, at, "train.diverged", text, certain=False)
 
 
 def _since(noise: list[float], limit: float) -> int:
@@ -181,10 +182,10 @@ def _contradicts(series: Series, run: Run) -> Iterator[NumberFinding]:
 
 @JUDGES.of("preference accuracy")
 def _at_chance(series: Series, run: Run) -> Iterator[NumberFinding]:
-    """Preferences that are guessed: half of the pairs, and a loss that exceeds log 2.
+    """Preferences that are guessed: half of the pairs, and a loss twice its first.
 
-    log 2 is the loss of a policy that has not moved from its reference (Rafailov et
-    al., arXiv 2305.18290, equation 7).
+    What the first is depends on the kind of loss: log 2 in DPO (Rafailov et al., arXiv
+    2305.18290, equation 7), 25 in IPO with a beta of 0.1.
     """
     series = series.finite()
     if len(series) < 4 * ENOUGH:
@@ -192,9 +193,12 @@ def _at_chance(series: Series, run: Run) -> Iterator[NumberFinding]:
     last = robust.median(series.values[-(len(series) // 3) :])
     if not 0.4 <= last <= 0.6 or robust.trend(series.values) > 2:
         return
-    losses = [levels[1] for one in run.of("loss") if (levels := ends(one)) is not None]
-    worse = any(loss > 2 * math.log(2) for loss in losses)
-    text = f"{last:.0%} of the pairs at the end, which is chance"
+    worse = any(
+        0 < 2 * two[0] < two[1] and robust.trend(one.finite().values) > SURE
+        for one in run.of("loss")
+        if (two := ends(one)) is not None
+    )
+    text = f"ranks {last:.0%} of the pairs correctly at the end: chance level"
     yield found(series, 0, "train.diverged", text, certain=worse)
 
 
@@ -254,19 +258,30 @@ def _unlikely(series: Series, run: Run) -> Iterator[NumberFinding]:
     """Preferred answers that become less likely than the rejected ones were.
 
     That they become somewhat less likely is usual (Rafailov et al., arXiv 2404.12358);
-    their log-likelihood does not become a multiple of what it was.
+    their log-likelihood does not become a multiple of what it was. That of longer
+    answers does, but not their reward, which is relative to the reference. Batches
+    differ in length, and what a rate far too high does begins at once.
     """
     series = series.finite()
-    rejected = [one for one in run.of("likelihood of the rejected") if len(one)]
-    if len(series) < 2 * ENOUGH or not rejected or series.values[0] >= 0:
+    others = [one.finite().values for one in run.of("likelihood of the rejected")]
+    if len(series) < 2 * ENOUGH or not any(others):
         return
-    first, last = series.values[0], robust.median(series.values[-window(series) :])
-    least = min(one.values[0] for one in rejected)
-    if last < 2 * first and last < least:
+    first, *rejected = (
+        robust.median(values[:FIRST])
+        for values in (series.values, *filter(None, others))
+    )
+    last, least = robust.median(series.values[-window(series) :]), min(rejected)
+    if first < 0 and last < 2 * first and last < least:
         at = since(series, below(min(2 * first, least)))
         text = f"falls from {first:.4g} to {last:.4g}, below the {least:.4g} of the "
         text += "rejected answers at first"
-        yield found(series, at, "train.diverged", text, certain=last < 4 * first)
+        falls = any(
+            robust.trend(one.finite().values) < -SURE
+            for one in run.every
+            if one.name.endswith("rewards/chosen")
+        )
+        certain = last < 4 * first and falls
+        yield found(series, at, "train.diverged", text, certain=certain)
 
 
 def _is_broken(

@@ -249,7 +249,7 @@ def _memory(series: Series, run: Run) -> Iterator[NumberFinding]:
     before = robust.slope(series.steps[:half], early)
     rises = robust.trend(late) > SURE and robust.trend(early) > 0
     if not any(after < before for before, after in itertools.pairwise(series.values)):
-        rises = rises and len({*late}) > RECORDS
+        rises = rises and (len({*late}) > RECORDS or _in_equal_jumps(series.values))
     grown = growth * (series.steps[-1] - series.steps[half])
     unit = 1.0 if max(late) > MOST_GIB else GIB
     least = max(0.03 * robust.median(early), NO_LEAK / unit)
@@ -262,6 +262,21 @@ def _memory(series: Series, run: Run) -> Iterator[NumberFinding]:
     if series.counted:
         text, says = f"grows by {more} each time, from {begun} to {ended}", ""
     yield found(series, half, "train.memory-leak", text + says, certain=certain)
+
+
+def _in_equal_jumps(values: Sequence[float]) -> bool:
+    """Whether a peak rises again and again to the end, as much each time and as often.
+
+    The records of a sound run become ever rarer.
+    """
+    jumps = [at for at in range(STARTS, len(values)) if values[at] > values[at - 1]]
+    gaps = [late - early for early, late in itertools.pairwise([*jumps, len(values)])]
+    sizes = [values[at] - values[at - 1] for at in jumps]
+    return (
+        len(jumps) >= 4
+        and all(max(some) < 2 * min(some) for some in (sizes, gaps[:-1]))
+        and gaps[-1] < 2 * min(gaps[:-1])
+    )
 
 
 def _fits(late: Series, run: Run, unit: float, first: float) -> tuple[str, bool]:

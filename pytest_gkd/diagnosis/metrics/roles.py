@@ -15,7 +15,11 @@ _ROLES = tuple(
     (role, re.compile(pattern))
     for role, pattern in (
         ("validation loss", r"^(?:eval|val|validation)[_/]loss$|^lm_loss_value$"),
-        ("other", r"eval|valid|^val|val-|test_|/min$|/max$|_min$|best_"),
+        (
+            "other",
+            r"eval|valid|^val|val-|test_|/min$|/max$|_min$|best_"
+            r"|(?:^|[/_])(?:min|max|last|lowest|previous)[/_]loss$",
+        ),
         ("step time", r"(?:timing_s|timing|time)/step(?:_total)?$"),
         ("part of the step", r"^(?:timing_s|timing|time|timeperf)/"),
         ("learning rate", r"(?:^|[/_])(?:lr|learning_rate|lr-pg_\d+)$"),
