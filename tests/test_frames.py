@@ -310,6 +310,13 @@ def test_an_engine_checks_its_own_settings_as_it_starts() -> None:
     assert phase_of(START, llm, check.format("trl"), "ValueError: no") == "config"
 
 
+def test_the_function_that_starts_a_scheduler_answers_nothing() -> None:
+    file = "sglang/srt/managers/scheduler.py"
+    start, ask = frame("run_scheduler_process", file), frame("schedule_batch", file)
+    assert phase_of(START, start, "RuntimeError: no") == "rollout-init"
+    assert phase_of(START, start, ask, "RuntimeError: no") == "generation"
+
+
 def judged(*lines: str) -> tuple[str, str]:
     log = log_file.read(io.BytesIO("\n".join(lines).encode()), "a", 0, CATALOGUE)
     report = logs.judge([log], CATALOGUE)

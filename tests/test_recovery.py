@@ -119,6 +119,7 @@ def test_what_was_raised_in_an_attempt_that_is_not_the_last_has_not_ended_it() -
     uncaught = raised.replace("in one_step", "in <module>")
     text = START + steps(1, 4) + tried.format(1, full) + uncaught
     assert judged(text).causes[0].cause == "env.disk-full"
+    assert judged(text + "12:00:06 INFO saved the list\n").causes
 
 
 def test_steps_of_other_ranks_do_not_outlive_a_rank_that_made_its_own() -> None:
@@ -275,7 +276,10 @@ def test_who_waited_in_vain_did_so_for_what_had_failed_before(
     [
         ("Saving the model to out/final", "running"),
         ("Saving the model to out/final\nmetrics: loss 2.0", "healthy"),
+        ("local_global_step_folder: out/ckpt/global_step_4", "running"),
         ("The model is saved to out/final", "healthy"),
+        ("Saved the model to out/final", "healthy"),
+        ("Training finished, saving the model to out/final", "healthy"),
         ("", "healthy"),
     ],
 )
@@ -342,7 +346,9 @@ def test_an_attempt_that_nothing_good_follows_was_the_last(after: str) -> None:
     tried = "12:00:05 WARNING save failed (attempt 1 of 2)\n" + RAISED
     text = START + steps(1, 4) + tried
     assert judged(text + after).verdict == "failed"
-    assert judged(text + "12:00:09 INFO saved\n").verdict == "running"
+    saved = "12:00:09 INFO saved\n"
+    assert judged(text + saved).verdict == "running"
+    assert not after or judged(text + saved + after).verdict == "failed"
 
 
 def test_who_waited_before_an_error_does_not_wait_after_it() -> None:
@@ -371,6 +377,8 @@ def test_skipped_steps_without_a_finite_loss_are_no_recovery_if_later_have_none(
     text += "step 5 skipped: loss is not finite: nan\n"
     bad = "".join(f"step {n} loss nan\n" for n in range(6, 10))
     assert judged(text + bad).causes[0].cause == "train.nan"
+    own = "".join(f"[{n}] loss nan, secs 0.{n}\n" for n in range(6, 10))
+    assert judged(START + "[5] skipped: loss is not finite: nan\n" + own).causes
     good = "".join(f"step {n} loss 0.{n}\n" for n in range(6, 10))
     assert survived(judged(text + good)) == ["train.nan"]
 
@@ -484,3 +492,17 @@ def test_an_unknown_failure_is_seen_behind_what_is_put_before_every_line(
     ended = [*lines[:5], "Training finished", *lines[5:]]
     text = "".join(f"{BEFORE[before]}{line}\n" for line in ended)
     assert judged(text.replace("Eclipse:", "MoonError:")).verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    "stopped",
+    [
+        "Timeout (0:15:00)!\nThread 0x1 (most recent call first):\n",
+        "Process 1 got signal: 15\n",
+    ],
+)
+def test_rows_after_a_stop_show_that_it_was_none(stopped: str) -> None:
+    rows = [f"upd 00{n}  R 0.{(n * n) % 7}9  KL 0.0072\n" for n in range(1, 10)]
+    text = START + "".join(rows[:4]) + stopped
+    assert judged(text).verdict in {"hung", "interrupted"}
+    assert judged(text + "".join(rows[4:])).verdict == "running"

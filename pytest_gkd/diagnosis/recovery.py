@@ -31,7 +31,6 @@ _HANDLED = Pattern(
     rb"|\bignor(?:ed?|ing)\b|\bfall(?:s|ing)? back\b|\brestart(?:s|ed|ing)?\b"
 )
 _SKIPS = Pattern(rb"(?i)\bskip(?:s|ped|ping)?\b|\bignor(?:ed?|ing)\b")
-_NOT_FINITE = Pattern(rb"(?i)\b(?:nan|inf)\b")
 # What tells of a model's answer, or of a tool that the model called.
 _OF_ANSWER = Pattern(
     rb"(?i)^.{0,60}?(?:\[(?:[\w-]*sandbox[\w-]*|swe|tool|agent|interpreter)(?: \d+)?\] "
@@ -189,12 +188,10 @@ def _handled(log: Log, hit: Hit) -> bool:
 
 
 def _skipped(log: Log, hit: Hit) -> bool:
-    """Whether a step without a finite loss is left out, and the later ones have one."""
+    """Whether the program says that it leaves out the step without a finite loss."""
     chain = exceptions.around(log.chains, hit.order, hit.process)
     said = [hit.text.encode(), *(_before(log, chain) if chain else ())]
-    after = log.tail[max(0, hit.order - log.tail_at) :].partition(b"\n")[2]
-    later = (after[at : at + 300].partition(b"\n")[0] for at in log_end.steps(after))
-    return any(map(_SKIPS.search, said)) and not any(map(_NOT_FINITE.search, later))
+    return any(map(_SKIPS.search, said))
 
 
 def _of_answers(log: Log) -> exceptions.Places:
