@@ -63,7 +63,11 @@ BROKEN: dict[str, tuple[str, Metrics]] = {
     ),
     "memory climbs in five jumps": (
         "train.memory-leak",
-        {"perf__max_memory_reserved_gb": lambda n: 20 + 8.8 * ((n + 10) // 24)},
+        {
+            "perf__max_memory_reserved_gb": lambda n: (
+                12 + 4 * min(n, 2) + 8.8 * ((n + 10) // 24)
+            )
+        },
     ),
     "memory climbs in ten jumps": (
         "train.memory-leak",
@@ -198,6 +202,12 @@ SOUND: dict[str, Metrics] = {
         "loss": lambda n: (0.5 if n < 60 else -0.6) + noise(0.02),
         "acc": lambda n: 0.2 + n / 200 + noise(0.02),
         "kl": lambda n: n / 1e4,
+    },
+    "a peak of memory is exceeded three times": {
+        "perf__max_memory_reserved_gb": lambda n: 20 + 4.0 * (n // 32)
+    },
+    "a peak of memory is exceeded six times, and then no more": {
+        "perf__max_memory_reserved_gb": lambda n: 20 + 2.0 * min(6, n // 15)
     },
     "a peak of memory is exceeded by less and less": {
         "perf__max_memory_reserved_gb": lambda n: (
@@ -356,6 +366,18 @@ NOTED: dict[str, tuple[str, Metrics]] = {
     "a student that is trained already": (
         "train.no-grad",
         {**RATE, "loss": lambda n: 0.82 - n / 6000 + noise(0.05)},
+    ),
+    "one loss soon after the start": (
+        "train.no-grad",
+        {"loss": lambda n: learned(n) if n < 5 else 0.6931},
+    ),
+    "a full batch is learned to its floor": (
+        "train.no-grad",
+        {"loss": lambda n: 0.51234 + 2 * 0.7**n},
+    ),
+    "a distillation of directions": (
+        "train.diverged",
+        {"distill_loss": lambda n: (0.02 if n < 30 else -0.9) + noise(0.005)},
     ),
     "the same batch again": (
         "train.diverged",

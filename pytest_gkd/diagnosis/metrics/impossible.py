@@ -8,6 +8,7 @@ number that means something else (a default, an estimate, the last known), it is
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -50,6 +51,8 @@ TINY = 1e-5
 # What is printed in each step though measured now and then repeats itself, too: what
 # repeats itself for so many times as long as ever before is not that.
 LONGER = 5
+# What last changes by no more than this share of what is usual approaches a floor.
+SLOWED = 0.1
 
 _DIVERGENCE = re.compile(
     r"distill?(?:ation)?_?/?loss|(?:^|[/_])(?:kd|jsd|gkd|rkl)_?loss"
@@ -80,7 +83,8 @@ def _below_zero(series: Series, run: Run) -> Iterator[NumberFinding]:
     if before and (usual <= 0 or -last < SURE * robust.deviation(before)):
         return
     text = f"falls below 0, to {last:.4g}, as no divergence or cross-entropy can"
-    certain = bool(before) and last < LOWEST and divergence and run.only_imitates
+    fell = last < LOWEST and robust.median(values[: window(series)]) > -LOWEST
+    certain = fell and divergence and run.only_imitates
     yield found(series, at, "train.diverged", text, certain=certain)
 
 
@@ -177,8 +181,12 @@ def _stands_still(series: Series, run: Run) -> Iterator[NumberFinding]:
         text = f"the same {period} values again and again from here on"
         if period == 1:
             text = f"is {values[-1]:.4g} in every step from here on"
-        changed = len(before) >= ENOUGH  # else it may just not have been measured again
-        yield found(series, len(before), "train.no-grad", text, certain=changed)
+        # Else it may not have been measured again, or have been learned to its floor.
+        moves = [abs(late - early) for early, late in itertools.pairwise(before)]
+        certain = len(before) >= ENOUGH and (
+            robust.median(moves[-ENOUGH:]) > SLOWED * robust.median(moves)
+        )
+        yield found(series, len(before), "train.no-grad", text, certain=certain)
         return
     if not run.only_imitates or len(values) < 4 * ENOUGH or min(values) <= 0:
         return
