@@ -30,7 +30,6 @@ _HANDLED = Pattern(
     rb"(?i)\battempt \d|\bretr(?:y|ies|ied)|\bagain\b|\bskip(?:s|ped|ping)?\b"
     rb"|\bignor(?:ed?|ing)\b|\bfall(?:s|ing)? back\b|\brestart(?:s|ed|ing)?\b"
 )
-_SKIPS = Pattern(rb"(?i)\bskip(?:s|ped|ping)?\b|\bignor(?:ed?|ing)\b")
 # What tells of a model's answer, or of a tool that the model called.
 _OF_ANSWER = Pattern(
     rb"(?i)^.{0,60}?(?:\[(?:[\w-]*sandbox[\w-]*|swe|tool|agent|interpreter)(?: \d+)?\] "
@@ -105,7 +104,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         outlived = works and at < len(log.tail) - log_end.AFTER
         symptom = hit.tier != "cause"
         if hit.signature.silent:
-            skipped = hit.order < until and _skipped(log, hit)
+            skipped = hit.order < until and _handled(log, hit)
             finite = log.metrics.recovered(hit.order) or (
                 hit.order < log.tail_at + _rows(log.tail, SEVERAL)
             )
@@ -185,13 +184,6 @@ def _handled(log: Log, hit: Hit) -> bool:
     if chain:
         return _is_handled(log, chain)
     return _HANDLED.search(hit.text.encode()) is not None
-
-
-def _skipped(log: Log, hit: Hit) -> bool:
-    """Whether the program says that it leaves out the step without a finite loss."""
-    chain = exceptions.around(log.chains, hit.order, hit.process)
-    said = [hit.text.encode(), *(_before(log, chain) if chain else ())]
-    return any(map(_SKIPS.search, said))
 
 
 def _of_answers(log: Log) -> exceptions.Places:
