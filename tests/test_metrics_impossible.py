@@ -198,6 +198,10 @@ SOUND: dict[str, Metrics] = {
         "loss": lambda n: 0.5 - n / 100 + noise(0.02),
         "return": lambda n: 20 + n + noise(2),
     },
+    "REINFORCE by episodes": {
+        "loss": lambda n: (0.5 if n < 60 else -0.6) + noise(0.02),
+        "episode_return_mean": lambda n: 20 + n + noise(2),
+    },
     "a simple GRPO": {
         "loss": lambda n: (0.5 if n < 60 else -0.6) + noise(0.02),
         "acc": lambda n: 0.2 + n / 200 + noise(0.02),

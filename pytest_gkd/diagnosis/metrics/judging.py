@@ -204,7 +204,7 @@ _GOOD = {"reward", "accuracy"}
 _SHOWS = ("entropy", "reward", "response length")
 _OF_POLICIES = {"reward", "policy loss", "value loss", "disagreement", "agreement"}
 _ALSO_OF_POLICIES = {"accuracy", "KL", "entropy", "return"}
-_RETURN = re.compile(r"(?:^|[/_])returns?$")
+_RETURN = re.compile(r"(?:^|[/_])(?:returns?|rew)(?:[/_](?:mean|avg))?$")
 _SHAPED = re.compile(
     r"(?:^|/)(?:rewards?|logps|critic|policy|actor|ppo\w*)/|advantage|clip_?(?:frac|ratio)"
 )
