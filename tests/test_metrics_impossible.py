@@ -610,3 +610,10 @@ def test_validations_that_never_change(value: float, certain: bool) -> None:
 )
 def test_validations_that_may_be_the_same(lines: Callable[[], list[str]]) -> None:
     assert seen(lines()) == []
+
+
+def test_a_loss_of_three_digits_may_be_the_same_for_some_steps() -> None:
+    """A bfloat16 near 2.8 is a multiple of 1/64."""
+    lines = run(loss=lambda n: round(64 * (2.765 + 0.7**n)) / 64)
+    (one,) = seen(lines[:30])
+    assert (one.cause, one.certain) == ("train.no-grad", False)

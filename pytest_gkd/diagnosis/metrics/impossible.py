@@ -183,7 +183,7 @@ def _stands_still(series: Series, run: Run) -> Iterator[NumberFinding]:
             text = f"is {values[-1]:.4g} in every step from here on"
         # Else it may not have been measured again, or have been learned to its floor.
         moves = [abs(late - early) for early, late in itertools.pairwise(before)]
-        certain = len(before) >= ENOUGH and (
+        certain = min(len(before), same / 4) >= ENOUGH and (
             robust.median(moves[-ENOUGH:]) > SLOWED * robust.median(moves)
         )
         yield found(series, len(before), "train.no-grad", text, certain=certain)
