@@ -351,6 +351,13 @@ NOTED: dict[str, tuple[str, Metrics]] = {
             "actor__pg_loss": lambda n: noise(0.1),
         },
     ),
+    "a divergence is the reward of its own policy gradient": (
+        "train.diverged",
+        {
+            "distillation__loss": lambda n: 2.0 - n / 30 + noise(0.02),
+            "distillation__ppo_kl": lambda n: noise(1e-4),
+        },
+    ),
     "the reference is the policy itself": (
         "train.diverged",
         {

@@ -84,16 +84,16 @@ def _below_zero(series: Series, run: Run) -> Iterator[NumberFinding]:
         return
     text = f"falls below 0, to {last:.4g}, as no divergence or cross-entropy can"
     fell = last < LOWEST and robust.median(values[: window(series)]) > -LOWEST
-    certain = fell and divergence and run.only_imitates
+    certain = fell and divergence and texts
     yield found(series, at, "train.diverged", text, certain=certain)
 
 
 @JUDGES.of("loss")
 def _of_no_tokens(series: Series, run: Run) -> Iterator[NumberFinding]:
-    """A loss of hundreds from the first step on, with gradients to match.
+    """A loss of hundreds from the first step on that does not fall.
 
-    Guessing costs the logarithm of the vocabulary, 12 for 150,000 tokens. A loss that
-    is a sum over tokens falls all the same.
+    Guessing costs the logarithm of the vocabulary, 12 for 150,000 tokens. One that is a
+    sum over tokens falls all the same, but for a student that is trained already.
     """
     values = series.finite().values
     if len(values) < 5 or not run.only_imitates or min(values) < HUNDREDS:
