@@ -457,6 +457,7 @@ def test_rows_that_count_and_measure_show_that_a_run_goes_on(form: str) -> None:
         "waiting for the teacher, {0} s, load 0.{1}",
         "attempt {0} took 0.{1} s",
         "heartbeat {0}, load 0.{1}",
+        "[monitor] {0}0 s, memory 2{1}.1 GB",
         "shard {0} of the cache is 2.5 GB",
     ],
 )

@@ -57,7 +57,8 @@ MOST_ROWS, COUNTERS = 4000, 6
 _WHOLE = re.compile(rb"(?<![\d.:\w])\d{1,9}(?![\d.:])")
 _DECIMAL = re.compile(rb"(?<![\d.:])\d{1,9}\.\d{1,12}(?![\d.:])")
 _NO_ROW = re.compile(
-    rb"(?i)\b(?:nan|inf|waiting|retry(?:ing)?|attempt|elapsed|heartbeat|alive)\b"
+    rb"(?i)\b(?:nan|inf|waiting|retry(?:ing)?|attempt|elapsed|heartbeat|alive|monitor\w*"
+    rb"|uptime|utili[sz]ation|watchdog|polling|health\w*)\b"
 )
 _NO_LETTER = re.compile(rb"[^A-Za-z]+")
 # Where it begins, its first whole numbers, and its decimal ones.
