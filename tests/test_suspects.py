@@ -24,7 +24,7 @@ SIGNS = {
     "actor-init/stop1": "workers-asked",
     "actor-init/stop2": "weights-read",
     "checkpoint/optimizer-states-on-lustre": "optimizer",
-    "checkpoint/stop1": "begun",
+    "checkpoint/stop1": "told",
     "config/model-path-on-a-dead-mount": "resolved",
     "config/stop1": "resolved",
     "data/filter-at-zero": "preparing",
@@ -122,6 +122,7 @@ TEXTS = [
         "optimizer-saved",
     ),
     ("checkpoint", "Saving model weights to /a", "model"),
+    ("checkpoint", "step 20/20 loss 0.1", "begun"),
     ("unknown", "hello", "nothing"),
     ("actor-init", "", "begun"),
     (
