@@ -506,4 +506,12 @@ def test_rows_after_a_stop_show_that_it_was_none(stopped: str) -> None:
     rows = [f"upd 00{n}  R 0.{(n * n) % 7}9  KL 0.0072\n" for n in range(1, 10)]
     text = START + "".join(rows[:4]) + stopped
     assert judged(text).verdict in {"hung", "interrupted"}
-    assert judged(text + "".join(rows[4:])).verdict == "running"
+    text += "".join(rows[4:])
+    assert judged(text).verdict == "running"
+    assert judged(text + UNCAUGHT).causes[0].cause == "cuda.oom"
+
+
+def test_a_loss_that_is_no_number_counts_however_long_the_log_goes_on() -> None:
+    nan = "12:00:05 WARNING loss is nan in this batch\n"
+    text = START + steps(1, 4) + nan + "a batch was read\n" * 400_000
+    assert [one.cause for one in judged(text).causes] == ["train.nan"]

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytest_gkd.diagnosis import catalogue as rules
-from pytest_gkd.diagnosis import log_file, logs, recovery
+from pytest_gkd.diagnosis import log_file, logs
 from pytest_gkd.diagnosis.catalogue import Catalogue, Signature
 
 TESTS = Path(__file__).parent.parent / "tests"
@@ -65,11 +65,7 @@ def count(catalogue: Catalogue) -> tuple[Counts, int]:
         every += 1
         with log_file.opened(path) as stream:
             log = log_file.read(stream, path.name, 0, catalogue)
-        hits = [
-            hit
-            for hit in logs.counted([log])
-            if not (hit.weak or recovery.waits(hit, log))
-        ]
+        hits = [hit for hit in logs.counted([log]) if not hit.weak]
         for key in {(hit.cause, hit.signature): hit for hit in hits}:
             known = {key[0], *catalogue[key[0]].consequence_of}
             right = bool(known & wanted) or ("*" in known and bool(wanted))

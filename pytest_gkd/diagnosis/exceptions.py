@@ -31,7 +31,7 @@ FIRST, LAST, PART, BEHIND, BEFORE = 8, 16, 1 << 16, 1 << 15, 400
 # How far above a line a traceback that does not contain it may still belong to it.
 NEAR = 60_000
 
-_MARK = b"Traceback (most recent call last)"
+_MARK = prefixes.MARK
 _RAY = Pattern(rb"^(?P<raised>.*Error\(?\w*\)?: )? *ray::[^\r\n]*\(pid=\d+")
 _LINKS = {
     "cause": b"The above exception was the direct cause",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import statistics
 from collections.abc import Container
 
@@ -22,6 +23,20 @@ CHATTER = 3
 # A run outlived a line if it shows work at least this many bytes after it.
 AFTER = 2000
 
+# This many steps show that the run goes on.
+SEVERAL = 3
+
+# Lines of any form that count and measure: neither a time nor a version is a number.
+MOST_ROWS, COUNTERS = 4000, 6
+_WHOLE = re.compile(rb"(?<![\d.:\w])\d{1,9}(?![\d.:])")
+_DECIMAL = re.compile(rb"(?<![\d.:])\d{1,9}\.\d{1,12}(?![\d.:])")
+_NO_ROW = re.compile(
+    rb"(?i)\b(?:nan|inf|waiting|retry(?:ing)?|attempt|elapsed|heartbeat|alive|monitor\w*"
+    rb"|uptime|utili[sz]ation|watchdog|polling|health\w*)\b"
+)
+_NO_LETTER = re.compile(rb"[^A-Za-z]+")
+# Where it begins, its first whole numbers, and its decimal ones.
+_Row = tuple[int, list[int], list[bytes]]
 _LINE = Pattern(rb"[^\r\n]+")
 _NOISE = Pattern(
     rb"Exception ignored in|destroy_process_group|resource_tracker|shutting down"
@@ -149,7 +164,7 @@ def steps_done(tail: bytes) -> int:
     not at its end.
     """
     last = b"".join(last_lines(tail, 1))[:400]
-    if not log_phases.STEP.search(last) or not _no_step_is_left([last]):
+    if not _no_step_is_left([last]):
         return 0
     steps = max(int(one[3]) for one in _COUNTER.finditer(last))
     lines = last_lines(tail, 100)
@@ -195,6 +210,48 @@ def last_step(tail: bytes) -> int:
 
 
 @functools.lru_cache(maxsize=64)
+def rows(tail: bytes, steps: int = SEVERAL) -> int:
+    """Where the last ``steps`` rows of something counted and measured begin; or -1.
+
+    Such are lines of the same words in which a whole number grows evenly, and a decimal
+    one does not, whatever they are called.
+    """
+    kinds: dict[bytes, dict[bytes, list[_Row]]] = {}
+    start = len(tail)
+    for _ in range(MOST_ROWS):
+        start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
+        line = tail[start : start + 400].partition(b"\n")[0]
+        if (decimals := _DECIMAL.findall(line)) and not _NO_ROW.search(line):
+            process, words = prefixes.split(line)
+            whole = [int(one) for one in _WHOLE.findall(words)[:COUNTERS]]
+            kind = kinds.setdefault(_NO_LETTER.sub(b"", words)[:60], {})
+            own = kind.setdefault(process, [])
+            if len(own) <= SEVERAL:
+                own.append((start, whole, decimals))
+        if start == 0:
+            break
+    found = [
+        min(of_one[steps - 1][0] for of_one in counted)
+        for kind in kinds.values()
+        if (counted := [of_one for of_one in kind.values() if _counts(of_one)])
+    ]
+    return max(found, default=-1)
+
+
+def _counts(own: list[_Row]) -> bool:
+    """Whether rows, the last first, count evenly and measure something else."""
+    if len(own) <= SEVERAL:
+        return False
+    wholes = zip(*(whole for _, whole, _ in own), strict=False)
+    decimals = zip(*(measured for _, _, measured in own), strict=False)
+    return any(
+        values[0] > values[1]
+        and len({late - early for late, early in itertools.pairwise(values)}) == 1
+        for values in wholes
+    ) and any(len(set(values)) > 2 for values in decimals)
+
+
+@functools.lru_cache(maxsize=64)
 def _last_work(tail: bytes) -> int:
     """Where the last line that shows work begins; cached, since every hit needs it."""
     return log_phases.WORKING.last(tail)
@@ -202,8 +259,7 @@ def _last_work(tail: bytes) -> int:
 
 def at_rest(tail: bytes) -> bool:
     """Whether the last lines leave nothing to do: an end, or a ready server."""
-    trains = _TRAINS.search(tail) or last_step(tail) >= 0
-    serves = not trains
+    serves = _TRAINS.search(tail) is None and last_step(tail) < 0
     return over(tail) or (
         serves and any(log_phases.READY.search(line) for line in last_lines(tail, 25))
     )
@@ -221,7 +277,7 @@ def over(tail: bytes) -> bool:
 
 def stuck(tail: bytes) -> bytes:
     """The line that proves that nothing moves any more; empty if there is none."""
-    since = max(0, _last_work(tail), log_phases.STEP.last(tail))
+    since = max(0, _last_work(tail), last_step(tail), rows(tail))
     for mark, count in (
         (log_phases.WAITING, 2),
         (log_phases.IDLE, 3),
@@ -311,8 +367,8 @@ def ended_by(tail: bytes) -> str:
 @functools.lru_cache(maxsize=64)
 def _interrupt(tail: bytes) -> Match | None:
     """The first line of such a signal after which the run makes no step."""
-    done = log_phases.STEP.last(tail)
-    match = log_phases.INTERRUPT.search(tail, max(0, done))
+    done = max(0, last_step(tail), rows(tail))
+    match = log_phases.INTERRUPT.search(tail, done)
     if match is None or log_phases.starts_after(tail, match.start()):
         return None
     return match

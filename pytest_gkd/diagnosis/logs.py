@@ -121,9 +121,7 @@ def _verdict(
     frameworks = frameworks_in(text)
     causes = _causes(strong, found, frameworks, catalogue) if strong else ()
     telling = [hit for one in strong for hit in one.hits if not hit.weak]
-    by_number = {log.number: log for log in logs}
-    waits = all(recovery.waits(one, by_number[one.source_index]) for one in telling)
-    waits = waits and not any(map(recovery.failed, logs))
+    waits = all(map(recovery.waits, telling)) and not any(map(recovery.failed, logs))
     if strong:
         before = _phase_before(strong[0], logs) or phase
         phase = failed_in or _phase_of(strong[0], logs, before)
@@ -152,7 +150,7 @@ def _verdict(
         logs = silenced or left
         text = b"\n".join(log.edges for log in logs)
         phase, last = entered or _phase(logs, following), _last(logs)
-    by = next(filter(None, map(_ended_by, logs)), "")
+    by = next(filter(None, (log_end.ended_by(log.tail) for log in logs)), "")
     if by and not silenced and not any(map(_stood_still, logs)):
         progress = _progress(logs)
         timed = any(log_end.stood_s(log.tail) is not None for log in logs)
@@ -251,16 +249,9 @@ def _all_steps_done(log: Log) -> bool:
 
 def _stopped(log: Log) -> bool:
     """Whether something proves that the program did not just go on."""
-    stuck = log_end.stuck(log.tail)
-    if stuck and log.tail_at + log.tail.rfind(stuck) >= recovery.outlived_until(log):
+    if log_end.stuck(log.tail):
         return True
-    return not log_end.at_rest(log.tail) and bool(_ended_by(log))
-
-
-def _ended_by(log: Log) -> str:
-    """What ended the run from outside; empty if nothing did, or it went on."""
-    went_on = log.tail_at + log_end.interrupted(log.tail) < recovery.outlived_until(log)
-    return "" if went_on else log_end.ended_by(log.tail)
+    return not log_end.at_rest(log.tail) and log_end.interrupted(log.tail) >= 0
 
 
 def _stood_still(log: Log) -> bool:
@@ -429,20 +420,21 @@ def _phase_of(root: Candidate, logs: list[Log], last: str) -> str:
     """
     if root.cause in _PHASE_OF_CAUSE and last not in _WITH_ACTORS:
         return _PHASE_OF_CAUSE[root.cause]
-    by_number = {log.number: log for log in logs}
-    found = [
-        _raised_in(by_number[hit.source_index], hit.order, hit.process, last)
-        for hit in root.hits
-    ]
-    if root.cause == "vllm.engine-died":
-        found.insert(0, _raised_last(logs, last))  # who asked it knows more
-    else:
-        own = [by_number[number] for number in {hit.source_index for hit in root.hits}]
-        found.append(_raised_last(own, last))
-    for phase in found:
+    for phase in _raised_at(root, logs, last):
         if phase and (phase, last) != ("actor-init", "rollout-init"):
             return phase
     return log_phases.caused_in(root.cause, last)
+
+
+def _raised_at(root: Candidate, logs: list[Log], last: str) -> Iterator[str]:
+    """The phases that the exceptions of the root tell, and then others of its logs."""
+    if root.cause == "vllm.engine-died":
+        yield _raised_last(logs, last)  # who asked it knows more
+    by_number = {log.number: log for log in logs}
+    for hit in root.hits:
+        yield _raised_in(by_number[hit.source_index], hit.order, hit.process, last)
+    own = {hit.source_index for hit in root.hits}
+    yield _raised_last([by_number[number] for number in own], last)
 
 
 def _raised_last(logs: list[Log], last: str) -> str:

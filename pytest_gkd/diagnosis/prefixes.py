@@ -39,7 +39,7 @@ _TIME = (
     rb"\[\d{1,9}\]):)?) "
 )
 _BEFORE_ALL = re.compile(_TIME)
-_MARK = b"Traceback (most recent call last)"
+MARK = b"Traceback (most recent call last)"
 _TIMED = Pattern(
     rb"(?m)^(?:\([^)\r\n]{1,80}\) )?"
     + _TIME.replace(b"?P<who>", b"")
@@ -67,7 +67,7 @@ def untimed(line: bytes) -> tuple[bytes, bytes]:
 
 def off_the_bar(line: bytes) -> bytes:
     """A line without the bar on which its traceback begins."""
-    found = _ON_A_BAR.search(line) if _MARK in line else None
+    found = _ON_A_BAR.search(line) if MARK in line else None
     return line[found.end() :] if found else line
 
 

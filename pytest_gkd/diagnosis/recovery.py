@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pytest_gkd.diagnosis import exceptions, log_end, log_phases, prefixes
+from pytest_gkd.diagnosis.log_end import SEVERAL
 from pytest_gkd.diagnosis.log_file import Log
 from pytest_gkd.diagnosis.patterns import Match, Pattern
 from pytest_gkd.diagnosis.scan import Hit
 
-# This many steps show that the run goes on.
-SEVERAL = 3
 # How many lines at the start of a log are those with which its program begins.
 FIRST_LINES = 20
 
@@ -43,7 +42,7 @@ _WAITS = Pattern(
     rb"|\b(?:attempt|try|retry) #?(?P<number>\d{1,4})(?: of | ?/ ?)(?P<all>\d{1,4})\b"
 )
 # An attempt that failed, and what follows if the next one did not.
-_NOT_THE_LAST = Pattern(rb"(?i)\bfail|\berror|\brefused|\btimed out")
+_FAILED = Pattern(rb"(?i)\bfail|\berror|\brefused|\btimed out")
 _WELL = Pattern(rb"(?i)\b(?:saved|succe\w+|done|completed?|ok|recovered|end)\b")
 _GIVES_UP = Pattern(
     rb"(?i)\b(?:killed|giv(?:es?|ing) up|gave up|stop(?:s|ped|ping)|died|abort\w*"
@@ -52,17 +51,6 @@ _GIVES_UP = Pattern(
 # What ends a wait in vain: of a queue, of Ray, of asyncio and concurrent.futures.
 _IN_VAIN = re.compile(r"(?:^|[._])(?:Empty|(?:Get)?TimeoutError)$")
 _DIGITS = re.compile(rb"\d+")
-# Lines of any form that count and measure: neither a time nor a version is a number.
-MOST_ROWS, COUNTERS = 4000, 6
-_WHOLE = re.compile(rb"(?<![\d.:\w])\d{1,9}(?![\d.:])")
-_DECIMAL = re.compile(rb"(?<![\d.:])\d{1,9}\.\d{1,12}(?![\d.:])")
-_NO_ROW = re.compile(
-    rb"(?i)\b(?:nan|inf|waiting|retry(?:ing)?|attempt|elapsed|heartbeat|alive|monitor\w*"
-    rb"|uptime|utili[sz]ation|watchdog|polling|health\w*)\b"
-)
-_NO_LETTER = re.compile(rb"[^A-Za-z]+")
-# Where it begins, its first whole numbers, and its decimal ones.
-_Row = tuple[int, list[int], list[bytes]]
 # What differs from one start of a program to the next.
 _VARIES = re.compile(
     rb"[\d:.,/-]*\d{2}:\d\d[\d:.,+Z]*|\d{4}-\d\d-\d\d|\d{4,}(?:\.\d+)?|\x1b\[[\d;]*m"
@@ -78,7 +66,7 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
     """
     until = log.metrics.went_on_from(steps)
     if until < 0:
-        counted = max(_counted(log.tail, steps), _rows(log.tail, steps))
+        counted = max(_counted(log.tail, steps), log_end.rows(log.tail, steps))
         until = log.tail_at + counted if counted >= 0 else -1
     ends = [chain[-1].at for chain in log.chains if _ends_program(chain)]
     last = max((end for end in ends if end < until), default=-1)
@@ -106,9 +94,8 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         symptom = hit.tier != "cause"
         if hit.signature.silent:
             skipped = hit.order < until and _handled(log, hit)
-            finite = log.metrics.recovered(hit.order) or (
-                hit.order < log.tail_at + _rows(log.tail, SEVERAL)
-            )
+            rows = log_end.rows(log.tail)
+            finite = log.metrics.recovered(hit.order) or (rows >= 0 and at < rows)
             if hit.cause != "train.nan" or not (skipped or finite):
                 yield hit
         elif outlived or (symptom and log_end.went_on(log.tail, at)):
@@ -122,7 +109,9 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             if starved and not (symptom or hit.weak or _handled(log, hit)):
                 yield hit
         elif (hit.order < last and _handled(log, hit)) or (
-            answers.holding(hit.order, hit.process)[1] or _of_answer(log, hit)
+            _in_attempt(log, hit)
+            or answers.holding(hit.order, hit.process)[1]
+            or _of_answer(log, hit)
         ):
             yield replace(hit, weak=True)
         elif not any(step > at + log_end.AFTER for step in steps[-2:-1]):
@@ -135,23 +124,28 @@ def _in_earnest(hit: Hit) -> Hit:
     return replace(hit, weak=False) if found and _is_last(found) else hit
 
 
-def waits(hit: Hit, log: Log) -> bool:
-    """Whether the program waits or tries again after what the line says.
+def waits(hit: Hit) -> bool:
+    """Whether the program waits or tries again after what the line says."""
+    return hit.signature.waits or _tries(hit.text.encode())
 
-    That of an exception which it caught stands in the two lines before it.
+
+def _tried_again(log: Log, said: list[bytes], at: int) -> bool:
+    """Whether ``said`` tells of an attempt, not the last, and the next one went well.
+
+    ``at`` is the byte, of the whole log, of the last line that tells of it.
     """
-    chain = exceptions.around(log.chains, hit.order, hit.process)
-    told = _tries(hit.text.encode()) or (bool(chain) and _tried_again(log, chain))
-    return hit.signature.waits or told
-
-
-def _tried_again(log: Log, chain: exceptions.Chain) -> bool:
-    """Whether it ended an attempt that is not the last, and the next one went well."""
-    raised = log.tail.find(b"\n", max(0, chain[-1].at - log.tail_at))
-    after = log.tail[raised:] if raised >= 0 else b""
-    if _ends_program(chain) or not _WELL.search(after) or _GIVES_UP.search(after):
+    if not any(_FAILED.search(line) and _tries(line) for line in said):
         return False
-    return any(_NOT_THE_LAST.search(one) and _tries(one) for one in _before(log, chain))
+    end = log.tail.find(b"\n", max(0, at - log.tail_at))
+    after = log.tail[end:] if end >= 0 else b""
+    return _WELL.search(after) is not None and _GIVES_UP.search(after) is None
+
+
+def _caught(log: Log, chain: exceptions.Chain) -> bool:
+    """Whether such an attempt ended in these exceptions, which it caught."""
+    return not _ends_program(chain) and _tried_again(
+        log, _before(log, chain), chain[-1].at
+    )
 
 
 def _tries(line: bytes) -> bool:
@@ -170,9 +164,9 @@ def failed(log: Log) -> bool:
     later = [one for one in log.chains if until <= one[-1].at < last]
     if later and all(_is_handled(log, one) for one in later):
         until = last
-    waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit, log)}
+    waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit)}
     for chain in log.chains:
-        if _tried_again(log, chain):
+        if _caught(log, chain):
             start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
             lines = _LINE.finditer(log.tail, max(0, start), max(0, end))
             waiting.update(one.start() for one in lines)
@@ -185,6 +179,20 @@ def _handled(log: Log, hit: Hit) -> bool:
     if chain:
         return _is_handled(log, chain)
     return _HANDLED.search(hit.text.encode()) is not None
+
+
+def _in_attempt(log: Log, hit: Hit) -> bool:
+    """Whether a line is of an attempt that is not the last, and the next went well.
+
+    It is in the exceptions that ended the attempt, just before them, or alone.
+    """
+    if hit.order < log.tail_at:
+        return False
+    next_line = log.tail_at + log.tail.find(b"\n", hit.order - log.tail_at) + 1
+    chain = exceptions.around(log.chains, next_line, hit.process)
+    if chain and next_line <= max(one.end for one in chain) + 1:
+        return _caught(log, chain)
+    return _tried_again(log, [hit.text.encode()], hit.order)
 
 
 def _of_answers(log: Log) -> exceptions.Places:
@@ -229,48 +237,6 @@ def _counted(tail: bytes, steps: int) -> int:
             places.clear()
         places.append((number, one.start()))
     return max((_last_of_all(own, steps) for own in found.values()), default=-1)
-
-
-@functools.lru_cache(maxsize=64)
-def _rows(tail: bytes, steps: int) -> int:
-    """Where the last ``steps`` rows of something counted and measured begin; or -1.
-
-    Such are lines of the same words in which a whole number grows evenly, and a decimal
-    one does not, whatever they are called.
-    """
-    kinds: dict[bytes, dict[bytes, list[_Row]]] = {}
-    start = len(tail)
-    for _ in range(MOST_ROWS):
-        start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
-        line = tail[start : start + 400].partition(b"\n")[0]
-        if (decimals := _DECIMAL.findall(line)) and not _NO_ROW.search(line):
-            process, words = prefixes.split(line)
-            whole = [int(one) for one in _WHOLE.findall(words)[:COUNTERS]]
-            kind = kinds.setdefault(_NO_LETTER.sub(b"", words)[:60], {})
-            rows = kind.setdefault(process, [])
-            if len(rows) <= SEVERAL:
-                rows.append((start, whole, decimals))
-        if start == 0:
-            break
-    found = [
-        min(rows[steps - 1][0] for rows in own)
-        for kind in kinds.values()
-        if (own := [rows for rows in kind.values() if _counts(rows)])
-    ]
-    return max(found, default=-1)
-
-
-def _counts(rows: list[_Row]) -> bool:
-    """Whether rows, the last first, count evenly and measure something else."""
-    if len(rows) <= SEVERAL:
-        return False
-    wholes = zip(*(whole for _, whole, _ in rows), strict=False)
-    decimals = zip(*(own for _, _, own in rows), strict=False)
-    return any(
-        values[0] > values[1]
-        and len({late - early for late, early in itertools.pairwise(values)}) == 1
-        for values in wholes
-    ) and any(len(set(values)) > 2 for values in decimals)
 
 
 def _last_of_all(processes: dict[bytes, list[tuple[int, int]]], steps: int) -> int:

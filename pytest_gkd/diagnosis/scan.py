@@ -44,10 +44,7 @@ _NOTE = Pattern(
     unless=rb"^NCCL ",
 )
 # The prefixes of process output from Ray, vLLM and torchrun.
-_PREFIX = Pattern(
-    rb"^(?:\([\w.:]+ (?:rank=\d+ )?pid=\d+[^)]*\) *|\[default\d+\]:"
-    rb"|\[pod/[\w./-]+\] ?)+"
-)
+_PREFIX = Pattern(rb"^(?:\([\w.:]+ (?:rank=\d+ )?pid=\d+[^)]*\) *|\[default\d+\]:)+")
 _ALARM = Pattern(rb"\b(?:ERROR|CRITICAL|FATAL)\b|\b[EF]\d{3,4} ")
 _REPEATED = Pattern(rb" *\[repeated \d+x across cluster\].*")
 
