@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import statistics
+import string
 from collections.abc import Container
 
 from pytest_gkd.diagnosis import clocks, log_phases, prefixes
@@ -28,13 +28,12 @@ SEVERAL = 3
 
 # Lines of any form that count and measure: neither a time nor a version is a number.
 MOST_ROWS, COUNTERS = 4000, 6
-_WHOLE = re.compile(rb"(?<![\d.:\w])\d{1,9}(?![\d.:])")
-_DECIMAL = re.compile(rb"(?<![\d.:])\d{1,9}\.\d{1,12}(?![\d.:])")
-_NO_ROW = re.compile(
+_NUMBER = Pattern(rb"[\d.:]*\d[\d.:]*")
+_NO_ROW = Pattern(
     rb"(?i)\b(?:nan|inf|waiting|retry(?:ing)?|attempt|elapsed|heartbeat|alive|monitor\w*"
     rb"|uptime|utili[sz]ation|watchdog|polling|health\w*)\b"
 )
-_NO_LETTER = re.compile(rb"[^A-Za-z]+")
+_NO_LETTERS = bytes(set(range(256)) - set(string.ascii_letters.encode()))
 # Where it begins, its first whole numbers, and its decimal ones.
 _Row = tuple[int, list[int], list[bytes]]
 _LINE = Pattern(rb"[^\r\n]+")
@@ -221,12 +220,12 @@ def rows(tail: bytes, steps: int = SEVERAL) -> int:
     for _ in range(MOST_ROWS):
         start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
         line = tail[start : start + 400].partition(b"\n")[0]
-        if (decimals := _DECIMAL.findall(line)) and not _NO_ROW.search(line):
+        if b"." in line and not _NO_ROW.search(line):
             process, words = prefixes.split(line)
-            whole = [int(one) for one in _WHOLE.findall(words)[:COUNTERS]]
-            kind = kinds.setdefault(_NO_LETTER.sub(b"", words)[:60], {})
+            whole, decimals = _numbers(words)
+            kind = kinds.setdefault(words.translate(None, _NO_LETTERS)[:60], {})
             own = kind.setdefault(process, [])
-            if len(own) <= SEVERAL:
+            if decimals and len(own) <= SEVERAL:
                 own.append((start, whole, decimals))
         if start == 0:
             break
@@ -236,6 +235,20 @@ def rows(tail: bytes, steps: int = SEVERAL) -> int:
         if (counted := [of_one for of_one in kind.values() if _counts(of_one)])
     ]
     return max(found, default=-1)
+
+
+def _numbers(words: bytes) -> tuple[list[int], list[bytes]]:
+    """The first whole numbers of a line, and its decimal ones."""
+    whole: list[int] = []
+    decimals = []
+    for match in _NUMBER.finditer(words):
+        before, point, after = match[0].strip(b".:").partition(b".")
+        if before.isdigit() and after.isdigit():
+            decimals.append(match[0])
+        elif before.isdigit() and not point and len(before) < 10:
+            named = words[: match.start()][-1:].isalpha()
+            whole += [] if named else [int(before)]
+    return whole[:COUNTERS], decimals
 
 
 def _counts(own: list[_Row]) -> bool:
