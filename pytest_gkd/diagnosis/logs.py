@@ -451,7 +451,8 @@ def _raised_in(log: Log, at: int, process: str = "", last: str = "") -> str:
     chain = exceptions.around(log.chains, at, process)
     # What a program says of its error may stand just before the traceback.
     chain = chain or exceptions.around(log.chains, at + BEFORE, process)
-    if last in {"unknown", *log_phases.STARTS} and frames.converts(chain):
+    before_steps = {"unknown", "checkpoint", *log_phases.STARTS}
+    if last in before_steps and frames.converts(chain):
         return "checkpoint"
     return frames.phase_of(chain, last) or log_phases.of_unreadable(log.tail, last)
 
