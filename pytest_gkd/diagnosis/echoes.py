@@ -30,7 +30,7 @@ _ARGV = Pattern(
     rb"\[['\"](?:[\w./-]*/)?(?:python[\d.]*|torchrun|bash|vllm)['\"], "
     rb"|Error executing job with overrides: \["
 )
-_RESULT = Pattern(rb"\]?['\"]? (?:returned|died|timed out|failed)")
+_RESULT = Pattern(rb"\]?['\"]? (?:returned|died|timed out|failed|exits with)")
 
 _USAGE = Pattern(rb"^(?i:usage): ")
 _OPTIONS = Pattern(rb"^(?:[\w -]*arguments|(?i:options)|\w[\w ]* options):$")

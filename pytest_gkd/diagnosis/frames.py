@@ -46,7 +46,8 @@ _LIBRARY = re.compile(
     r"/(?:(?:site|dist)-packages|transformers_modules|pytest_gkd|verl|trl|swift|slime"
     r"|nemo_rl|openrlhf|lightrft|skyrl\w*|areal|roll|llamafactory|megatron|deepspeed"
     r"|vllm|sglang|transformers|accelerate|peft|datasets|axolotl|torchtune|torchtitan"
-    r"|open_instruct|prime_rl|trlx|rlinf|rllm)/|\.(?:pyx|pxi)$"
+    r"|open_instruct|prime_rl|trlx|rlinf|rllm|realhf|verifiers|mbridge"
+    r"|megatron_bridge|nemo(?:_aligner|_automodel|_gym)?|unsloth(?:_zoo)?)/|\.(?:pyx|pxi)$"
 )
 # What only calls the code of others, such as a module's ``forward``.
 _CALLER = re.compile(
