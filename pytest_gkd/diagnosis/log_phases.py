@@ -151,7 +151,7 @@ FAILED = Pattern(
     rb"|slurmstepd: error|CANCELLED AT "
     rb"|\b(?:FATAL|CRITICAL)\b|Segmentation fault|core dumped"
     rb"|[Ee]xit(?:ed with)? (?:code|status):? [1-9]|Error executing job with overrides"
-    rb"|Fatal Python error|terminate called after|Aborted\b"
+    rb"|Fatal Python error|terminate called after|Aborted(?: *$| {2,})"
 )
 
 
