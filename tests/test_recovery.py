@@ -515,3 +515,82 @@ def test_a_loss_that_is_no_number_counts_however_long_the_log_goes_on() -> None:
     nan = "12:00:05 WARNING loss is nan in this batch\n"
     text = START + steps(1, 4) + nan + "a batch was read\n" * 400_000
     assert [one.cause for one in judged(text).causes] == ["train.nan"]
+
+
+@pytest.mark.parametrize(
+    "tool", ["tool bash", "sandbox 3", "py-sandbox", "interpreter"]
+)
+def test_what_a_tool_that_the_model_called_prints_is_not_the_programs(
+    tool: str,
+) -> None:
+    text = START + steps(1, 4) + f"12:00:05 [{tool}] {OOM}\n[{tool}] exit code 137\n"
+    assert judged(text).verdict == "running"
+    raised = f"[{tool}] case 2: exit code 1, {UNCAUGHT}"
+    assert judged(text + raised).verdict == "running"
+    assert judged(text + steps(5, 8) + raised + steps(9, 12)).verdict == "running"
+    failed = judged(
+        text + UNCAUGHT.replace(OOM, "OSError: [Errno 28] No space left on device")
+    )
+    assert failed.causes[0].cause == "env.disk-full"
+    assert judged(text.replace(f"[{tool}]", "[train]")).causes[0].cause == "cuda.oom"
+
+
+def test_of_what_was_survived_before_one_step_more_is_enough() -> None:
+    text = START + steps(1, 4) + CAUGHT + steps(5, 8) + CAUGHT
+    assert judged(text).causes[0].cause == "cuda.oom"
+    assert survived(judged(text + steps(9, 9))) == ["cuda.oom"]
+    other = CAUGHT.replace(OOM, "OSError: [Errno 28] No space left on device")
+    assert judged(text + steps(9, 12) + other + steps(13, 13)).causes
+    assert judged(text + steps(9, 9) + UNCAUGHT).causes[0].cause == "cuda.oom"
+
+
+def test_a_program_that_says_next_that_it_goes_on_without_has_not_failed() -> None:
+    missing = UNCAUGHT.replace(OOM, "ModuleNotFoundError: No module named 'apex'")
+    text = START + steps(1, 4) + missing + "12:00:06 INFO falling back to torch's\n"
+    assert judged(text).causes[0].cause == "env.package-missing"
+    saved = "12:00:09 INFO the model is written\n"
+    assert judged(text + saved).verdict == "running"
+    assert judged(text + saved + "Killed\n").causes
+    assert judged(START + missing + "12:00:06 INFO 3 layers\n" + saved).causes
+
+
+def test_a_request_that_a_server_refused_has_not_ended_it() -> None:
+    begin = "ERROR 11-27 07:18:02 [serving_chat.py:240] "
+    raised = CAUGHT.replace(
+        OOM, "ValueError: This model's maximum context length is 8192 tokens. However"
+    )
+    asked = 'INFO:     10.1.1.7:41029 - "POST /v1/chat/completions HTTP/1.1" {}\n'
+    text = "".join(begin + line + "\n" for line in raised.splitlines())
+    refused = text + asked.format("400 Bad Request")
+    assert judged(refused + asked.format("200 OK")).verdict == "running"
+    assert judged(refused).causes[0].cause == "data.too-long"
+    failed = refused + asked.format("200 OK") + START_OF_ALL + UNKNOWN
+    assert judged(failed).causes[0].cause == "data.too-long"
+
+
+def test_an_engine_that_ends_with_its_run_has_not_failed_it() -> None:
+    died = (
+        "(pid=7) ERROR 11-26 22:52:40 [core_client.py:562] Engine core proc "
+        "EngineCore_0 died unexpectedly, shutting down client.\n"
+    )
+    text = START + steps(1, 4) + died
+    assert judged(text).causes[0].cause == "vllm.engine-died"
+    assert judged(text + "Job 'raysubmit_kq81' succeeded\n").verdict == "healthy"
+    assert judged(text + "INFO:     Finished server process [7]\n").causes
+
+
+def test_who_waited_for_workers_that_then_go_on_is_not_stuck() -> None:
+    ready = "12:00:02 INFO torch.compile takes 135.55 s in total\n"
+    waits = 2 * "12:00:04 INFO No available shared memory broadcast block found in 60\n"
+    assert verdict_at("12:00:05", ready + waits) == "hung"
+    assert verdict_at("12:00:05", waits + ready) == "running"
+
+
+def test_a_port_that_went_down_is_waited_for() -> None:
+    port = (
+        "n3:7:7 [0] net_ib.cc:247 NCCL WARN NET/IB : mlx5_1:1 Got async event : port "
+    )
+    report = judged(START + steps(1, 4) + port + "error\n")
+    assert (report.verdict, report.causes[0].cause) == ("hung", "comm.ib")
+    assert judged(START + steps(1, 4) + port + "active\n").verdict == "running"
+    assert judged(START + port + "error\n" + steps(1, 4)).verdict == "running"

@@ -290,7 +290,7 @@ def over(tail: bytes) -> bool:
 
 def stuck(tail: bytes) -> bytes:
     """The line that proves that nothing moves any more; empty if there is none."""
-    since = max(0, _last_work(tail), last_step(tail), rows(tail))
+    since = max(0, last_work(tail), rows(tail))
     for mark, count in (
         (log_phases.WAITING, 2),
         (log_phases.IDLE, 3),

@@ -35,6 +35,18 @@ _OF_ANSWER = Pattern(
     rb"|\b(?:answer|candidate|completion|submission|solution) #?\d+(?::| [a-z]+ed\b)"
     rb"|\btool[_ ](?:call|result)\b|\bunit test \d+ of )"
 )
+# The name of a tool before what it printed.
+_OF_TOOL = Pattern(
+    rb"(?i)^.{0,60}?\[(?:[\w-]*sandbox[\w-]*|tool|interpreter)"
+    rb"(?:[ :/#-]{1,2}[\w.-]+)?\] "
+)
+# What it says just after one that it does without.
+_GOES_ON = Pattern(
+    rb"(?i)\bfall(?:s|ing)? back\b|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
+    rb"|\busing \S.{0,40} instead\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
+)
+# A request that was refused.
+_REFUSED = Pattern(rb"HTTP/1\.\d\" 4\d\d\b")
 # What it says about one after which it waits, and about the last attempt.
 _WAITS = Pattern(
     rb"(?i)\bwaiting (?:for|until|on)\b|\bwill (?:be )?retr(?:y|ied)\b"
@@ -43,7 +55,7 @@ _WAITS = Pattern(
 )
 # An attempt that failed, and what follows if the next one did not.
 _FAILED = Pattern(rb"(?i)\bfail|\berror|\brefused|\btimed out")
-_WELL = Pattern(rb"(?i)\b(?:saved|succe\w+|done|completed?|ok|recovered|end)\b")
+_WELL = Pattern(rb"(?i)\b(?:saved|written|succe\w+|done|completed?|ok|recovered|end)\b")
 _GIVES_UP = Pattern(
     rb"(?i)\b(?:killed|giv(?:es?|ing) up|gave up|stop(?:s|ped|ping)|died|abort\w*"
     rb"|all attempts|job failed|exit(?:ed|ing|s)?)\b|Traceback \(most recent"
@@ -68,7 +80,11 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
     if until < 0:
         counted = max(_counted(log.tail, steps), log_end.rows(log.tail, steps))
         until = log.tail_at + counted if counted >= 0 else -1
-    ends = [chain[-1].at for chain in log.chains if _ends_program(chain)]
+    ends = [
+        chain[-1].at
+        for chain in log.chains
+        if _ends_program(chain) and not _is_of_tool(log, chain)
+    ]
     last = max((end for end in ends if end < until), default=-1)
     return until if last < 0 or _begun_again(log, last) else -1
 
@@ -88,10 +104,13 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
     answers = _of_answers(log)
     starved = not run_over and _starved(log)
     until, last = (outlived_until(log, n) if log.hits else -1 for n in (SEVERAL, 1))
+    known = {_words(hit.text.encode()) for hit in log.hits if hit.order < until}
     for hit in map(_in_earnest, log.hits):
         at = hit.order - log.tail_at
         outlived = works and at < len(log.tail) - log_end.AFTER
         symptom = hit.tier != "cause"
+        if hit.signature.silent and hit.tier == "fallback" and end >= 0:
+            continue  # an engine ended with the run
         if hit.signature.silent:
             skipped = hit.order < until and _handled(log, hit)
             rows = log_end.rows(log.tail)
@@ -108,10 +127,14 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         elif run_over or hit.order < until:
             if starved and not (symptom or hit.weak or _handled(log, hit)):
                 yield hit
-        elif (hit.order < last and _handled(log, hit)) or (
+        elif (
+            hit.order < last
+            and (_handled(log, hit) or _words(hit.text.encode()) in known)
+        ) or (
             _in_attempt(log, hit)
             or answers.holding(hit.order, hit.process)[1]
             or _of_answer(log, hit)
+            or _in_refused(log, hit)
         ):
             yield replace(hit, weak=True)
         elif not any(step > at + log_end.AFTER for step in steps[-2:-1]):
@@ -138,14 +161,27 @@ def _tried_again(log: Log, said: list[bytes], at: int) -> bool:
         return False
     end = log.tail.find(b"\n", max(0, at - log.tail_at))
     after = log.tail[end:] if end >= 0 else b""
-    return _WELL.search(after) is not None and _GIVES_UP.search(after) is None
+    return _ends_well(after)
 
 
 def _caught(log: Log, chain: exceptions.Chain) -> bool:
-    """Whether such an attempt ended in these exceptions, which it caught."""
-    return not _ends_program(chain) and _tried_again(
+    """Whether such an attempt ended in these exceptions, or the next line goes on."""
+    if not _ends_program(chain) and _tried_again(
         log, _before(log, chain), chain[-1].at
-    )
+    ):
+        return True
+    after = _after(log, chain)
+    goes_on = _GOES_ON.search(after.partition(b"\n")[0][:300])
+    return goes_on is not None and _ends_well(after)
+
+
+def _after(log: Log, chain: exceptions.Chain) -> bytes:
+    """What follows the line that names the exception raised last."""
+    return log.tail[max(0, chain[-1].at - log.tail_at) :].partition(b"\n")[2]
+
+
+def _ends_well(after: bytes) -> bool:
+    return _WELL.search(after) is not None and _GIVES_UP.search(after) is None
 
 
 def _tries(line: bytes) -> bool:
@@ -162,11 +198,13 @@ def failed(log: Log) -> bool:
     """Whether a line says that the program failed, and it did not go on after it."""
     until, last = (outlived_until(log, steps) for steps in (SEVERAL, 1))
     later = [one for one in log.chains if until <= one[-1].at < last]
-    if later and all(_is_handled(log, one) for one in later):
+    known = {_raised(one) for one in log.chains if one[-1].at < until}
+    if later and all(_is_handled(log, one) or _raised(one) in known for one in later):
         until = last
     waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit)}
+    waiting.update(one.start() for one in _LINE.finditer(log.tail) if _of_tool(one[0]))
     for chain in log.chains:
-        if _caught(log, chain):
+        if any(told(log, chain) for told in (_caught, _is_of_tool, _refused)):
             start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
             lines = _LINE.finditer(log.tail, max(0, start), max(0, end))
             waiting.update(one.start() for one in lines)
@@ -204,10 +242,51 @@ def _of_answers(log: Log) -> exceptions.Places:
     )
 
 
+def _of_tool(line: bytes) -> bool:
+    """Whether a tool that the model called printed the line."""
+    return b"] " in line[:100] and _OF_TOOL.search(line[:200]) is not None
+
+
+def _is_of_tool(log: Log, chain: exceptions.Chain) -> bool:
+    """Whether a tool's exceptions begin here, of which only that line is marked."""
+    start = chain[0].start - log.tail_at
+    return start >= 0 and _of_tool(log.tail[start : start + 200].partition(b"\n")[0])
+
+
+def _in_refused(log: Log, hit: Hit) -> bool:
+    chain = exceptions.around(log.chains, hit.order, hit.process)
+    return bool(chain) and hit.order <= chain[-1].at and _refused(log, chain)
+
+
+def _refused(log: Log, chain: exceptions.Chain) -> bool:
+    """Whether a server refused a request for it, works on, and nothing failed since."""
+    if chain is not log.chains[-1]:
+        return False
+    after = _after(log, chain)
+    refused = any(map(_REFUSED.search, after[:1000].splitlines()[:3]))
+    return refused and log_phases.WORKING.search(after) is not None
+
+
 def _of_answer(log: Log, hit: Hit) -> bool:
-    """Whether a line tells of a model's answer, and an exception follows it."""
+    """Whether a line is a tool's, or of a model's answer, and an exception follows it.
+
+    The lines of an exception follow the one that names the tool.
+    """
+    chain = exceptions.around(log.chains, hit.order, hit.process)
+    inside = bool(chain) and hit.order <= max(one.end for one in chain)
+    if _of_tool(hit.text.encode()) or (inside and _is_of_tool(log, chain)):
+        return True
     told = _OF_ANSWER.search(hit.text.encode()) is not None
     return told and bool(log.chains) and log.chains[-1][0].start > hit.order
+
+
+def _raised(chain: exceptions.Chain) -> bytes:
+    """What was raised last, without numbers."""
+    return _words(f"{chain[-1].type}: {chain[-1].message}".partition("\n")[0].encode())
+
+
+def _words(line: bytes) -> bytes:
+    return _DIGITS.sub(b"", prefixes.split(line[:400])[1]).strip()
 
 
 def _is_handled(log: Log, chain: exceptions.Chain) -> bool:
