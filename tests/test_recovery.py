@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_gkd.diagnosis import catalogue, log_file, logs
+from pytest_gkd.diagnosis import catalogue, log_end, log_file, logs
 from pytest_gkd.diagnosis.log_report import LogReport
 from pytest_gkd.report import render
 
@@ -307,6 +307,18 @@ def test_an_installation_that_ended_well_is_no_end_of_the_program() -> None:
     end = "=" * 60 + "\ntrain.py FAILED\n" + "  exitcode  : 1 (pid: 7)\n" * 9
     text = "Successfully installed flash-attn-2.4.2\n" + failed + end
     assert judged(text).verdict in {"unknown", "failed"}
+
+
+def test_an_engine_that_was_asked_in_vain_is_not_at_rest() -> None:
+    ready = b"INFO 04-29 15:10:22 [core.py:159] init engine (profile) took 33.41 s\n"
+    asked = b"INFO 04-29 15:10:41 [async_llm.py:228] Added request 3.\n"
+    answered = b'INFO:     127.0.0.1:5000 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+    idle = b"INFO 04-29 15:10:51 [loggers.py:116] Engine 000: Running: 0 reqs\n"
+    batch = b"Running batch:   0% Completed | 0/120 [00:00<?, ?req/s]\n"
+    for rest in (b"", asked + answered, asked + idle, batch + b"Running batch: 100%\n"):
+        assert log_end.at_rest(ready + rest)
+    for wait in (asked, batch, asked + answered + asked):
+        assert not log_end.at_rest(ready + wait)
 
 
 @pytest.mark.parametrize(("made", "verdict"), [(0, "running"), (4, "hung")])

@@ -67,6 +67,15 @@ _ROUND = Pattern(
     rb"(?i)\b(?:ep(?:och)?|e|stage|round|update|cycle)['\"]?\W{0,4}(?P<at>\d{1,6})"
     rb"(?P<part>\.\d)?(?: ?(?:/|of) ?(?P<of>\d{1,6}))?\b"
 )
+# What an engine is given, and what it gives back.
+_ASKED = Pattern(
+    rb"\] Added request "
+    rb"|(?:(?:Processed|Rendering) prompts|Running batch): {1,4}\d{1,2}%"
+)
+_ANSWERED = Pattern(
+    rb"\" 200 OK|Finished request |Aborted request "
+    rb"|(?:(?:Processed|Rendering) prompts|Running batch): {1,4}100%"
+)
 # A traceback that begins in the program's main module.
 _UNCAUGHT = Pattern(
     rb"(?m)^(?:\[rank\d+\]: *)?Traceback \(most recent call last\):\r?\n"
@@ -273,9 +282,14 @@ def _last_work(tail: bytes) -> int:
 def at_rest(tail: bytes) -> bool:
     """Whether the last lines leave nothing to do: an end, or a ready server."""
     serves = _TRAINS.search(tail) is None and last_step(tail) < 0
-    return over(tail) or (
-        serves and any(log_phases.READY.search(line) for line in last_lines(tail, 25))
-    )
+    ready = serves and any(log_phases.READY.search(one) for one in last_lines(tail, 25))
+    return over(tail) or (ready and not _asked(tail))
+
+
+def _asked(tail: bytes) -> bool:
+    """Whether a request or a batch was taken in after the engine was ready, in vain."""
+    asked = _ASKED.last(tail)
+    return asked > log_phases.READY.last(tail) and _ANSWERED.last(tail) < asked
 
 
 def over(tail: bytes) -> bool:
