@@ -356,3 +356,18 @@ def test_two_processes_of_a_journal_are_two() -> None:
     found = exceptions.read(both)
     assert told(found) == [TOLD["logged"][0]] * 2
     assert {chain[0].process for chain in found} == {"train.sh[41]", "train.sh[42]"}
+
+
+def test_a_traceback_of_another_node_is_read_without_its_host() -> None:
+    lines = ["Traceback (most recent call last):"]
+    lines += ['  File "/opt/job/train.py", line 9, in step', "    run()"]
+    lines += ["RuntimeError: too far"]
+    text = "".join(f"n02: {line}\nn03: {line}\n" for line in lines)
+    found = [one for chain in exceptions.read(text.encode()) for one in chain]
+    assert [(one.type, one.message) for one in found] == [
+        ("RuntimeError", "too far")
+    ] * 2
+    assert [one.frames[-1].function for one in found] == ["step"] * 2
+    quoted = "RuntimeError: " + "\n".join(lines)  # no host, as its frames tell
+    found = [one for chain in exceptions.read(quoted.encode()) for one in chain]
+    assert {one.type for one in found} == {"RuntimeError"}

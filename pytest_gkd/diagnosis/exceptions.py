@@ -93,8 +93,10 @@ Chain = tuple[Raised, ...]
 def read(text: bytes) -> list[Chain]:
     """The exceptions in a text with tracebacks, in the order of their first lines."""
     processes: dict[bytes, _Reader] = {}
-    timed = prefixes.are_timed(text)
+    timed, hosts = prefixes.are_timed(text), prefixes.hosts(text)
     for start, end, line in _lines(text):
+        host = next(filter(line.startswith, hosts), b"")
+        line = line.removeprefix(host)
         who, line = prefixes.untimed(line) if timed else (b"", line)
         process, own = prefixes.split(line)
         own = prefixes.untimed(own)[1] if timed and process else own
@@ -102,9 +104,10 @@ def read(text: bytes) -> list[Chain]:
             inner, own = prefixes.split(begun)
             process += inner
         process += who
-        reader = processes.get(process)
+        reader = processes.get(host + process)
         if reader is None:
-            reader = processes[process] = _Reader(process.decode("utf-8", "replace"))
+            reader = _Reader(process.decode("utf-8", "replace"))
+            processes[host + process] = reader
         reader.take(own.rstrip(), start, end)
     done = [chain for reader in processes.values() for chain in reader.finish()]
     return sorted(done, key=lambda chain: min(one.start for one in chain))

@@ -73,6 +73,8 @@ STEP = Pattern(
     rb"|Training Progress: +\d+%\|.{0,80}\| [1-9]\d*/"
     rb"|\b(?:iteration|[Ss]tep|global_step|iter|[Ee]poch|[Bb]atch|[Uu]pdate|[Rr]ound)"
     rb"[ =:]+\d+[^\r\n]{0,300}[Ll]oss"
+    rb"|['\"](?:global_)?(?:step|iter(?:ation)?)['\"]: \d+"
+    rb"[^\r\n]{0,300}loss['\"]: -?[\d.]"
     rb"|\| [1-9]\d*/\d+ \[[^\]\r\n]{0,80}loss=|\bstep=\d+, skipped="
     rb"|INFO: update actor done"
 )
@@ -145,12 +147,14 @@ ENDED = Pattern(
 _UNREADABLE = Pattern(rb"\^ *\r?\n[^\r\n]{0,100}\b(?:Syntax|Indentation|Tab)Error: ")
 # Signs that a program failed, whatever the reason.
 FAILED = Pattern(
-    rb"^(?:E +)?(?:\([^)]*\) *|\[rank\d+\]: *)*Traceback \(most recent call last\)"
+    rb"^(?:E +|[\w.-]{1,60}: )?(?:\([^)]*\) *|\[rank\d+\]: *)*"
+    rb"Traceback \(most recent call last\)"
     rb"|^(?:\([^)]*\) *|\[rank\d+\]: *)*[\w.]*(?:Error|Exception): "
     rb"|\[\w+\.py:\d+\] [\w.]*(?:Error|Exception): "
     rb"|slurmstepd: error|CANCELLED AT "
     rb"|\b(?:FATAL|CRITICAL)\b|Segmentation fault|core dumped"
     rb"|[Ee]xit(?:ed with)? (?:code|status):? [1-9]|Error executing job with overrides"
+    rb"|exits with return code = -?[1-9]"
     rb"|Fatal Python error|terminate called after|Aborted(?: *$| {2,})"
 )
 

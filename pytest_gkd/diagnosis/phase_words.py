@@ -81,6 +81,8 @@ _FOREIGN = Pattern(
     rb"|'[\w.]+': |\.py:\d+: \w*Warning|\bwandb: "
     rb"|^\[?[EF]\d{4} |^ *frame #\d|^ *(?:for|if|elif|while|except|async)\b.*:$"
 )
+# The library's own log; its network calls what is done a completion.
+_OF_NCCL = Pattern(rb" NCCL (?:INFO|WARN) |\bNET/\w+ : ")
 # A logger's prefix: a time, the level, its name.
 _LOGGER = Pattern(
     rb"^.{0,60}?\b(?:INFO|DEBUG)\b[\]|:\- ]*(?:[\w.]+(?::\d+)?(?:\]| -|:) ?(?:- )?)?"
@@ -144,8 +146,8 @@ def of_line(line: bytes, *, begun: bool, repeats: bool = False) -> Told | None:
     A process named after a teacher speaks of the teacher's work. ``repeats`` says that
     other lines are like it.
     """
-    if b" NCCL INFO " in line:
-        return None  # the library's own log
+    if _OF_NCCL.search(line):
+        return None
     process, words = prefixes.split(line[:LONGEST].lstrip(b" "))
     role = _ROLE.search(process or words)
     name = role[1] if role else b""

@@ -50,6 +50,12 @@ _ON_A_BAR = re.compile(
     rb"\| *\d+/\d+ \[[^\]]*\] *(?=(?:\[\w+\]: *|\([^()]*\) *)?Traceback \(most)"
 )
 
+# The host that pdsh, which DeepSpeed starts other nodes with, puts before every line.
+_ON_A_HOST = Pattern(
+    rb"(?m)^(?P<host>[\w.-]{1,60}): (?:\[rank\d+\]: *)?"
+    rb"Traceback \(most recent call last\)"
+)
+
 # The first byte of any of these, except compose's.
 _FIRST = b"([0123456789EWIFCD"
 
@@ -63,6 +69,16 @@ def untimed(line: bytes) -> tuple[bytes, bytes]:
     """The process that a time before a line names, if any, and the line without it."""
     found = _BEFORE_ALL.match(line)
     return (found["who"] or b"", line[found.end() :]) if found else (b"", line)
+
+
+def hosts(text: bytes) -> tuple[bytes, ...]:
+    """The hosts that stand before the lines of a traceback, also of its frames."""
+    found = {one[b"host"] + b": " for one in _ON_A_HOST.finditer(text)}
+    return tuple(
+        one
+        for one in found
+        if b'\n%s  File "' % one in text or b"\n%s[rank" % one in text
+    )
 
 
 def off_the_bar(line: bytes) -> bytes:
