@@ -578,6 +578,10 @@ def test_a_request_that_a_server_refused_has_not_ended_it() -> None:
     assert judged(refused).causes[0].cause == "data.too-long"
     failed = refused + asked.format("200 OK") + START_OF_ALL + UNKNOWN
     assert judged(failed).causes[0].cause == "data.too-long"
+    slow = "Health check failed. Server couldn't get a response from detokenizer for\n"
+    slow += asked.format("503 Service Unavailable")
+    assert judged(START + slow + asked.format("200 OK")).verdict == "running"
+    assert judged(START + slow).causes[0].cause == "vllm.engine-died"
 
 
 def test_an_engine_that_ends_with_its_run_has_not_failed_it() -> None:
@@ -606,3 +610,26 @@ def test_a_port_that_went_down_is_waited_for() -> None:
     assert (report.verdict, report.causes[0].cause) == ("hung", "comm.ib")
     assert judged(START + steps(1, 4) + port + "active\n").verdict == "running"
     assert judged(START + port + "error\n" + steps(1, 4)).verdict == "running"
+
+
+def test_what_ray_tries_again_fails_no_job_whose_last_line_says_what_it_saved() -> None:
+    killed = "(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM)\n"
+    text = START + "12:00:02 INFO 40 tables, 812 rows each\n" + killed
+    assert judged(text).causes[0].cause == "ray.memory-monitor"
+    assert not judged(text + "wrote 412 files to s3://c/tok/v4\n").causes
+    assert judged(text + "wrote 412 files to s3://c/tok/v4\n" + killed).causes
+    assert judged(text + CAUGHT + "wrote 412 files to s3://c/tok/v4\n").causes
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "`Trainer.fit` stopped: `max_epochs=1` reached.",
+        "Max number of steps has been reached, stopping training early",
+    ],
+)
+def test_a_trainer_that_has_made_its_most_steps_has_ended(end: str) -> None:
+    text = START + steps(1, 4) + end + "\n"
+    noise = "(W pid=7) terminate called without an active exception\n"
+    assert verdict_at("16:00:00", text + noise) == "healthy"
+    assert verdict_at("16:00:00", text.replace(end, "")) == "hung"

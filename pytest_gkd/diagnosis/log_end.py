@@ -152,7 +152,18 @@ def _closes(last: list[bytes]) -> bool:
         return False
     if _CLOSING.search(last[-1][-200:]):
         return True
-    return _SAVED.search(last[-1][-300:]) is not None and _no_step_is_left(last)
+    return _saved(last[-1]) and _no_step_is_left(last)
+
+
+def _saved(line: bytes) -> bool:
+    """Whether it says that something is saved, and where."""
+    return _SAVED.search(line[-300:]) is not None
+
+
+def ends_well(tail: bytes) -> bool:
+    """Whether the very last line says that something is saved, or all is done."""
+    last = last_lines(tail, 25)
+    return _closes(last) or _saved(b"".join(last[-1:]))
 
 
 def _no_step_is_left(last: list[bytes]) -> bool:

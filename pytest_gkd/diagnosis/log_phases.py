@@ -85,6 +85,8 @@ FINISHED = Pattern(
     rb"|\b[Tt]raining (?:is )?(?:completed?|finished|done|succeeded)\b"
     rb"|\b[Ff]inished [Tt]raining\b|[Tt]raining finished successfully"
     rb"|\b[Dd]one training in [\d.]+ seconds"
+    rb"|`Trainer\.fit` stopped: `max_\w+=\d+` reached"
+    rb"|Max number of (?:steps|epochs) has been reached, stopping training"
     rb"|Training took: |Finished server process|\bJob 'raysubmit_\w+' succeeded"
     rb"|\bSUCCEEDED\b"
     rb"|\b(?:exited|finished|completed) with (?:exit )?(?:code|status):? 0\b"

@@ -46,7 +46,12 @@ _GOES_ON = Pattern(
     rb"|\busing \S.{0,40} instead\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
 )
 # A request that was refused.
-_REFUSED = Pattern(rb"HTTP/1\.\d\" 4\d\d\b")
+_REFUSED = Pattern(rb"HTTP/1\.\d\" (?:4\d\d|503)\b")
+# Ray starts a worker anew, and gives it the task again.
+_RAY_RETRIES = Pattern(
+    rb"^\(raylet[^)]*\) .*(?:A worker died or was killed while executing a task"
+    rb"|killed due to memory pressure)"
+)
 # What it says about one after which it waits, and about the last attempt.
 _WAITS = Pattern(
     rb"(?i)\bwaiting (?:for|until|on)\b|\bwill (?:be )?retr(?:y|ied)\b"
@@ -135,6 +140,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             or answers.holding(hit.order, hit.process)[1]
             or _of_answer(log, hit)
             or _in_refused(log, hit)
+            or _ray_retries(log, hit)
         ):
             yield replace(hit, weak=True)
         elif not any(step > at + log_end.AFTER for step in steps[-2:-1]):
@@ -170,14 +176,14 @@ def _caught(log: Log, chain: exceptions.Chain) -> bool:
         log, _before(log, chain), chain[-1].at
     ):
         return True
-    after = _after(log, chain)
+    after = _after(log, chain[-1].at)
     goes_on = _GOES_ON.search(after.partition(b"\n")[0][:300])
     return goes_on is not None and _ends_well(after)
 
 
-def _after(log: Log, chain: exceptions.Chain) -> bytes:
-    """What follows the line that names the exception raised last."""
-    return log.tail[max(0, chain[-1].at - log.tail_at) :].partition(b"\n")[2]
+def _after(log: Log, at: int) -> bytes:
+    """What follows the line at a byte of the whole log."""
+    return log.tail[max(0, at - log.tail_at) :].partition(b"\n")[2]
 
 
 def _ends_well(after: bytes) -> bool:
@@ -255,16 +261,29 @@ def _is_of_tool(log: Log, chain: exceptions.Chain) -> bool:
 
 def _in_refused(log: Log, hit: Hit) -> bool:
     chain = exceptions.around(log.chains, hit.order, hit.process)
-    return bool(chain) and hit.order <= chain[-1].at and _refused(log, chain)
+    inside = bool(chain) and hit.order <= chain[-1].at
+    return _refused_at(log, chain[-1].at if inside else hit.order)
 
 
 def _refused(log: Log, chain: exceptions.Chain) -> bool:
-    """Whether a server refused a request for it, works on, and nothing failed since."""
-    if chain is not log.chains[-1]:
-        return False
-    after = _after(log, chain)
+    return _refused_at(log, chain[-1].at)
+
+
+def _refused_at(log: Log, at: int) -> bool:
+    """Whether a server refused a request for the line at a byte, and works on.
+
+    Nothing may have been raised since.
+    """
+    after = _after(log, at)
     refused = any(map(_REFUSED.search, after[:1000].splitlines()[:3]))
-    return refused and log_phases.WORKING.search(after) is not None
+    last = not log.chains or log.chains[-1][-1].at <= at
+    return refused and last and log_phases.WORKING.search(after) is not None
+
+
+def _ray_retries(log: Log, hit: Hit) -> bool:
+    """Whether Ray reports a worker whose task it retries, and the log ends well."""
+    told = _RAY_RETRIES.search(hit.text.encode()) is not None
+    return told and log_end.ends_well(log.tail)
 
 
 def _of_answer(log: Log, hit: Hit) -> bool:
