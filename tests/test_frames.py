@@ -128,6 +128,16 @@ def test_what_a_role_raises_in_its_init_is_of_its_start(
     assert phase_of(*lines[:3], task) == phase
 
 
+def test_what_ray_prints_of_a_creation_task_is_read_as_an_exception() -> None:
+    died = "The actor died because of an error raised in its creation task, "
+    lines = [frame("__init__"), frame("get_config_dict"), "OSError: no folder"]
+    for before in ("Exception raised in creation task: ", "ray.ActorDiedError: ", ""):
+        task = f"{before}{died}ray::lm-0-0:Worker.__init__() (pid=7, ip=10.0.0.1)"
+        each = "\n".join([task, *lines]).split("\n")
+        prefixed = [f"(TeacherWorker pid=7) {line}" for line in each]
+        assert phase_of(*prefixed) == "teacher-init"
+
+
 def test_what_a_role_raises_in_its_work_is_of_its_phase() -> None:
     task = "ray.exceptions.RayTaskError(ValueError): ray::{}.score() (pid=7)"
     lines = [START, frame("score")]

@@ -32,7 +32,11 @@ FIRST, LAST, PART, BEHIND, BEFORE = 8, 16, 1 << 16, 1 << 15, 400
 NEAR = 60_000
 
 _MARK = prefixes.MARK
-_RAY = Pattern(rb"^(?P<raised>.*Error\(?\w*\)?: )? *ray::[^\r\n]*\(pid=\d+")
+_RAY = Pattern(
+    rb"^(?P<raised>.*Error\(?\w*\)?: )? *(?:Exception raised in creation task: )?"
+    rb"(?:The actor died because of an error raised in its creation task, )?"
+    rb"ray::[^\r\n]*\(pid=\d+"
+)
 _LINKS = {
     "cause": b"The above exception was the direct cause",
     "context": b"During handling of the above exception",

@@ -29,7 +29,7 @@ _ANSWERS = re.compile(
     r"generate|request|validate|execute_model|sampl|schedul(?!er_process)|event_loop|_step$|^step"
 )
 _WAITS_FOR = re.compile(r"wait_(?:for|until)|connect|health|is_ready", re.IGNORECASE)
-_TASK = re.compile(r"ray::(\w+)\.(\w+)\(\)")
+_TASK = re.compile(r"ray::([\w:-]+)\.(\w+)\(\)")
 _INITS = re.compile(r"__init__$|(?:build|load|init|setup)(?:_|$)", re.IGNORECASE)
 _LOADS = ("config", "actor-init", "rollout-init")
 _TEACHER = re.compile(
