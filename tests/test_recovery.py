@@ -547,6 +547,15 @@ def test_what_a_tool_that_the_model_called_prints_is_not_the_programs(
     assert judged(text.replace(f"[{tool}]", "[train]")).causes[0].cause == "cuda.oom"
 
 
+def test_what_a_destructor_raises_ends_no_program() -> None:
+    text = START + steps(1, 4)
+    ignored = "Exception ignored in: <function Plugin.__del__ at 0x7fed5dd0e680>\n"
+    assert judged(text + ignored + UNCAUGHT).verdict == "running"
+    assert judged(text + UNCAUGHT).causes[0].cause == "cuda.oom"
+    failed = judged(text + ignored + UNCAUGHT.replace(OOM, "OSError: 3") + UNCAUGHT)
+    assert failed.causes[0].cause == "cuda.oom"
+
+
 def test_of_what_was_survived_before_one_step_more_is_enough() -> None:
     text = START + steps(1, 4) + CAUGHT + steps(5, 8) + CAUGHT
     assert judged(text).causes[0].cause == "cuda.oom"

@@ -45,6 +45,8 @@ _GOES_ON = Pattern(
     rb"(?i)\bfall(?:s|ing)? back\b|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
     rb"|\busing \S.{0,40} instead\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
 )
+# What Python prints before an exception that it cannot raise, as a destructor's.
+_IGNORED = b"Exception ignored in"
 # A request that was refused.
 _REFUSED = Pattern(rb"HTTP/1\.\d\" (?:4\d\d|503)\b")
 # Ray starts a worker anew, and gives it the task again.
@@ -141,6 +143,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             or _of_answer(log, hit)
             or _in_refused(log, hit)
             or _ray_retries(log, hit)
+            or _in_ignored(log, hit)
         ):
             yield replace(hit, weak=True)
         elif not any(step > at + log_end.AFTER for step in steps[-2:-1]):
@@ -210,7 +213,7 @@ def failed(log: Log) -> bool:
     waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit)}
     waiting.update(one.start() for one in _LINE.finditer(log.tail) if _of_tool(one[0]))
     for chain in log.chains:
-        if any(told(log, chain) for told in (_caught, _is_of_tool, _refused)):
+        if any(told(log, chain) for told in (_caught, _is_of_tool, _refused, _ignored)):
             start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
             lines = _LINE.finditer(log.tail, max(0, start), max(0, end))
             waiting.update(one.start() for one in lines)
@@ -284,6 +287,16 @@ def _ray_retries(log: Log, hit: Hit) -> bool:
     """Whether Ray reports a worker whose task it retries, and the log ends well."""
     told = _RAY_RETRIES.search(hit.text.encode()) is not None
     return told and log_end.ends_well(log.tail)
+
+
+def _in_ignored(log: Log, hit: Hit) -> bool:
+    chain = exceptions.around(log.chains, hit.order, hit.process)
+    return bool(chain) and hit.order <= chain[-1].at and _ignored(log, chain)
+
+
+def _ignored(log: Log, chain: exceptions.Chain) -> bool:
+    """Whether Python only printed the exceptions, as those of a destructor."""
+    return any(_IGNORED in line for line in _before(log, chain))
 
 
 def _of_answer(log: Log, hit: Hit) -> bool:
