@@ -62,6 +62,8 @@ _SAVED = Pattern(
     rb".{0,80}\b(?:to|in|into|at)\b\W{0,3}[\w~./:-]{2,200}\W*$"
 )
 _COUNTER = Pattern(rb"\b(?:(\d{1,9}) {0,9}/ {0,9}|[Ss]tep (\d{1,9}) of )(\d{1,9})\b")
+# What Python's warnings print, two lines each.
+_WARNS = Pattern(rb"Warning: |^ *(?:warnings\.)?warn\(")
 # What the steps may be counted anew in; not the Trainer's epoch, such as 2.0.
 _ROUND = Pattern(
     rb"(?i)\b(?:ep(?:och)?|e|stage|round|update|cycle)['\"]?\W{0,4}(?P<at>\d{1,6})"
@@ -128,10 +130,13 @@ def finished(tail: bytes) -> int:
 @functools.lru_cache(maxsize=64)
 def saves(tail: bytes) -> bool:
     """Whether it says after the last of all steps that it saves, and no more."""
-    end = max(log_phases.FINISHED.last(tail), log_phases.ENDED.last(tail))
-    step = last_step(tail)
-    last = b"".join(last_lines(tail, 1))
-    if step < 0 or end < tail.rfind(b"\n", 0, step) + 1 or end >= tail.rfind(last):
+    end, step = log_phases.FINISHED.last(tail), last_step(tail)
+    if step >= 0:
+        end = max(end, log_phases.ENDED.last(tail))
+    spoken = [line for line in last_lines(tail) if not _WARNS.search(line)]
+    last = b"".join(spoken[-1:])
+    begun = tail.rfind(b"\n", 0, step) + 1 if step >= 0 else 0
+    if end < begun or end >= tail.rfind(last):
         return False  # a step followed, or the end is in the last line itself
     if told := log_phases.spoken_after(last):
         return told.phase == "checkpoint" and not told.over
