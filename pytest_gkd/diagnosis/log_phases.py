@@ -156,7 +156,7 @@ FAILED = Pattern(
     rb"|slurmstepd: error|CANCELLED AT "
     rb"|\b(?:FATAL|CRITICAL)\b|Segmentation fault|core dumped"
     rb"|[Ee]xit(?:ed with)? (?:code|status):? [1-9]|Error executing job with overrides"
-    rb"|exits with return code = -?[1-9]"
+    rb"|exits with return code = -?[1-9]|\bfailed \(exitcode: -?[1-9]"
     rb"|Fatal Python error|terminate called after|Aborted(?: *$| {2,})"
 )
 

@@ -32,6 +32,7 @@ MOST_NUMBERS = 500
 _NUMBER = (
     rb"([-+]?(?:\d{1,3}(?:,\d{3}){1,4}(?:\.\d{1,20})?|\d{1,20}\.?\d{0,20}(?:[eE][-+]?"
     rb"\d{1,3})?|\.\d{1,20}|nan|NaN|NAN|inf|Inf|INF|[Ii]nfinity))"
+    rb"(?:(?<=nan)\.0)?"  # as tqdm's bars of Lightning write it
 )
 _UNIT = rb" ?(s/it|it/s|[KMGT]i?B|ms|sec|s|%|tok(?:en)?s/s|reqs?|)"
 _NAME = rb"(?<![\w./@-])([A-Za-z_][\w./@-]{0,80}(?: ?\([\w /]{1,20}\))?)"

@@ -49,7 +49,7 @@ _ROLES = tuple(
         ("imbalance", r"max_vio|imbalance|load_balanc|lb_loss|moe.*aux|aux_loss"),
         ("value loss", r"(?:critic|vf|value)_loss|loss/value"),
         ("policy loss", r"(?:pg|policy|actor|ppo)_loss|actor/loss|kl_loss"),
-        ("loss", r"(?:^|[/_])loss(?:/mean|/avg)?$"),
+        ("loss", r"(?:^|[/_])loss(?:/mean|/avg|_step)?$"),
         ("KL", r"(?:^|[/_])kl(?:/mean|_mean)?$|approx_kl|ppo_kl"),
         ("reward", r"(?<!kl_)(?:rewards?|score)(?:/mean|_mean|/avg)?$|raw_reward"),
         (
