@@ -321,6 +321,15 @@ def test_an_engine_that_was_asked_in_vain_is_not_at_rest() -> None:
         assert not log_end.at_rest(ready + wait)
 
 
+def test_an_engine_that_keeps_requests_and_makes_no_tokens_is_stuck() -> None:
+    line = "INFO 11-06 09:10:{} [loggers.py:208] Engine 001: Avg prompt throughput: "
+    line += "{} tokens/s, Avg generation throughput: {} tokens/s, Running: 9 reqs\n"
+    works = line.format(11, 120.1, 311.2)
+    idle = "".join(line.format(at, "0.0", "0.0") for at in (21, 31, 41))
+    assert log_end.stuck((works + idle).encode())
+    assert not log_end.stuck((works + idle + works).encode())
+
+
 @pytest.mark.parametrize(("made", "verdict"), [(0, "running"), (4, "hung")])
 def test_a_trainer_is_no_server_at_rest_though_its_engine_is_ready(
     made: int, verdict: str

@@ -320,13 +320,14 @@ def over(tail: bytes) -> bool:
 
 def stuck(tail: bytes) -> bytes:
     """The line that proves that nothing moves any more; empty if there is none."""
-    since = max(0, last_work(tail), rows(tail))
-    for mark, count in (
-        (log_phases.WAITING, 2),
-        (log_phases.IDLE, 3),
-        (log_phases.STACKS, 1),
+    worked = max(0, _last_work(tail), last_step(tail), rows(tail))
+    since = max(worked, log_phases.last_mark(tail))
+    for mark, count, start in (
+        (log_phases.WAITING, 2, since),
+        (log_phases.IDLE, 3, worked),  # each of these lines is a mark itself
+        (log_phases.STACKS, 1, since),
     ):
-        found = [match.start() for match in mark.finditer(tail, since)]
+        found = [match.start() for match in mark.finditer(tail, start)]
         if len(found) >= count:
             return _line(tail, found[-1])
     silent = _silence_s(tail)
