@@ -23,9 +23,13 @@ CHATTER = 3
 # A run outlived a line if it shows work at least this many bytes after it.
 AFTER = 2000
 
-# This many steps show that the run goes on.
+# This many steps, or signs of a server's work, show that the run goes on.
 SEVERAL = 3
 
+# What a server prints as it works.
+_SERVED = Pattern(
+    rb"POST /v1/[\w/-]* HTTP/1\.\d\" 200|Avg generation throughput: (?:[1-9]|0\.[1-9])"
+)
 # Lines of any form that count and measure: neither a time nor a version is a number.
 MOST_ROWS, COUNTERS = 4000, 6
 _NUMBER = Pattern(rb"[\d.:]*\d[\d.:]*")
@@ -224,7 +228,10 @@ def works(tail: bytes) -> bool:
 
 def went_on(tail: bytes, at: int) -> bool:
     """Whether the program shows that it works, well after this offset."""
-    return _last_work(tail) >= max(0, at + AFTER)
+    if _last_work(tail) >= max(0, at + AFTER):
+        return True
+    served = _SERVED.finditer(tail, max(0, at))
+    return sum(1 for _ in itertools.islice(served, SEVERAL)) == SEVERAL
 
 
 @functools.lru_cache(maxsize=64)

@@ -114,7 +114,9 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
     known = {_words(hit.text.encode()) for hit in log.hits if hit.order < until}
     for hit in map(_in_earnest, log.hits):
         at = hit.order - log.tail_at
-        outlived = works and at < len(log.tail) - log_end.AFTER
+        outlived = works and (
+            at < len(log.tail) - log_end.AFTER or log_end.went_on(log.tail, at)
+        )
         symptom = hit.tier != "cause"
         if hit.signature.silent and hit.tier == "fallback" and end >= 0:
             continue  # an engine ended with the run
