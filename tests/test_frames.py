@@ -52,6 +52,13 @@ def test_a_traceback_in_a_box_tells_as_well() -> None:
     assert phase_of(START, box, "ValueError: no") == "training-step"
 
 
+def test_an_attribute_that_a_wrapped_model_looks_for_is_no_import() -> None:
+    first = [START, frame("__getattr__"), frame("__getattr__"), "AttributeError: a", ""]
+    chain = "During handling of the above exception, another exception occurred:"
+    second = ["", START, frame("training_step"), "AttributeError: b"]
+    assert phase_of(*first, chain, *second) == "training-step"
+
+
 def test_the_first_of_chained_exceptions_tells() -> None:
     first = [START, frame("generate_sequences"), "KeyError: 'a'", ""]
     chain = "During handling of the above exception, another exception occurred:"

@@ -106,6 +106,22 @@ def test_a_log_that_stops_while_it_saves_is_hung_after_a_while(
     assert status == (verdict == "hung")
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        b"saving model to out\n/opt/a.py:9: FutureWarning: old\n  warnings.warn(\n",
+        b"Model saved to out\nPushing to hub...\n",
+    ],
+)
+@pytest.mark.parametrize("steps", [b"step 9/9\n", b""])
+def test_a_run_that_saves_or_uploads_after_its_summary_is_not_finished(
+    last: bytes, steps: bytes
+) -> None:
+    summary = steps + b"{'train_runtime': 12.0}\n"
+    assert log_end.finished(summary) >= 0
+    assert log_end.finished(summary + last) == -1
+
+
 @pytest.mark.parametrize("now", ["noon", "25:00", "10:60", "2026-13-01 10:00"])
 def test_a_moment_that_is_none_is_refused(
     now: str, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest

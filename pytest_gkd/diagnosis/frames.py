@@ -168,6 +168,7 @@ def _imports(raised: Raised) -> bool:
     names = [frame.function for frame in raised.frames]
     return bool(names) and (
         all(_IMPORTING.search(name) for name in names)
+        and set(names) != {"__getattr__"}  # a wrapped model looks for an attribute
         and (len(names) > 1 or _OF_IMPORT.search(raised.type) is not None)
     )
 
