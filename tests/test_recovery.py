@@ -462,6 +462,8 @@ def test_an_idle_server_rests_whatever_its_model_is_called(model: str) -> None:
         "[ {0}/400] total 1.{1}474 = sft 0.8{1}3 + kd 0.4491",
         "   {0}  19:2{0}  0.1{1}4  0.287  +0.00{1}13     16    38.9",
         "upd 00{0}  R 0.3{1}9  H 0.764  KL 0.0072",
+        "u00{0} pg 0.3{1}9 ent 0.764",
+        "E2 B0{0} nll 1.0{1}",
         "{{'t': '2026-03-25 12:04:2{0}', 'gkd': 0.6{1}70, 'number': {0}}}",
     ],
 )
@@ -480,6 +482,8 @@ def test_rows_that_count_and_measure_show_that_a_run_goes_on(form: str) -> None:
         "heartbeat {0}, load 0.{1}",
         "[monitor] {0}0 s, memory 2{1}.1 GB",
         "shard {0} of the cache is 2.5 GB",
+        "gpu{0} has 2.{1} GB",
+        "q{0}b has 2.{1} GB",
     ],
 )
 def test_rows_of_waits_and_attempts_are_none_of_work(form: str) -> None:
@@ -651,3 +655,76 @@ def test_a_trainer_that_has_made_its_most_steps_has_ended(end: str) -> None:
     noise = "(W pid=7) terminate called without an active exception\n"
     assert verdict_at("16:00:00", text + noise) == "healthy"
     assert verdict_at("16:00:00", text.replace(end, "")) == "hung"
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [
+        ("[launcher] all helpers ended", "failed"),
+        ("", "failed"),
+        ("[trainer] step 5/5 loss 0.1\n[trainer] exited with code 0", "healthy"),
+    ],
+)
+def test_a_helper_that_ends_well_does_not_end_a_job_that_failed(
+    last: str, verdict: str
+) -> None:
+    raised = UNCAUGHT.replace(OOM, "OSError: [Errno 122] Disk quota exceeded")
+    own = "".join(f"[trainer] {line}\n" for line in raised.splitlines())
+    text = START + steps(1, 4) + own + "[trainer] exited with code 1\n"
+    text += f"[launcher] rollout exited with code 0\n{last}\n"
+    assert judged(text).verdict == verdict
+
+
+def test_a_tool_or_a_server_that_works_on_ends_no_job() -> None:
+    tool = "[sandbox 2] case 4: exit code 0\n"
+    assert verdict_at("16:00:00", START + steps(1, 4) + tool) == "hung"
+    ready = "12:00:01 INFO:     Application startup complete.\n"
+    answer = 'INFO:     10.0.0.1:5210 - "POST /run_code HTTP/1.1" 200 OK\n'
+    assert (
+        judged(ready + "process 41 exited with code 0\n" + answer).verdict == "running"
+    )
+
+
+def test_a_last_line_that_says_it_stops_for_an_error_is_a_failure() -> None:
+    said = "12:00:09 {} teacher: no row has log-probs, stopping\n"
+    text = START + steps(1, 9)
+    assert judged(text + said.format("ERROR")).verdict == "unknown"
+    assert judged(text + said.format("INFO")).verdict == "running"
+    assert judged(text + said.format("ERROR") + steps(10, 12)).verdict == "running"
+
+
+def test_what_the_next_line_tries_again_has_not_failed() -> None:
+    error = (
+        "Error while downloading from https://cdn-lfs-us-1.hf.co/a: HTTPSConnectionPool"
+        "(host='cdn-lfs-us-1.hf.co', port=443): Read timed out.\n"
+    )
+    text = START + error + "Trying to resume download...\n"
+    assert judged(text + "model-00007:  38%\n").verdict != "failed"
+    for end in ("", "Killed\n", "giving up\n", START_OF_ALL + UNKNOWN):
+        assert judged(text + end).verdict == "failed", end
+    assert judged(START + error + "model-00007:  38%\n").verdict == "failed"
+
+
+def test_a_sync_that_is_tried_again_is_waited_for() -> None:
+    error = "12:00:09 [sync] update_weights timed out after 120 s, retrying ({}/3)\n"
+    text = START + steps(1, 9) + error
+    assert verdict_at("16:00:00", text.format(1)) == "hung"
+    assert verdict_at("16:00:00", text.format(3)) == "failed"
+
+
+def test_what_the_next_line_does_with_less_needs_one_step_more() -> None:
+    text = START + steps(1, 4) + f"12:00:05 chunk of 8192: {OOM}\n"
+    halved = "12:00:05 INFO chunk halved to 4096 tokens\n"
+    assert survived(judged(text + halved + steps(5, 5))) == ["cuda.oom"]
+    assert judged(text + steps(5, 5)).causes[0].cause == "cuda.oom"
+    assert judged(text + halved).causes[0].cause == "cuda.oom"
+
+
+@pytest.mark.parametrize(("now", "verdict"), [("11:30", "running"), ("13:00", "hung")])
+def test_slow_steps_may_be_silent_for_hours_but_not_for_twenty_of_them(
+    now: str, verdict: str
+) -> None:
+    made = "".join(
+        f"{n // 2:02}:{n % 2 * 3}0:00 INFO Step {n} | Loss 0.03\n" for n in range(1, 21)
+    )
+    assert verdict_at(now, made) == verdict

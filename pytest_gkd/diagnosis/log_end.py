@@ -87,6 +87,17 @@ _UNCAUGHT = Pattern(
     rb"(?m)^(?:\[rank\d+\]: *)?Traceback \(most recent call last\):\r?\n"
     rb"(?:\[rank\d+\]: *)? *File \"[^<\"\r\n][^\"\r\n]*\", line \d+, in <module>"
 )
+# The name of a tool before what it printed.
+_OF_TOOL = Pattern(
+    rb"(?i)^.{0,60}?\[(?:[\w-]*sandbox[\w-]*|tool|interpreter)"
+    rb"(?:[ :/#-]{1,2}[\w.-]+)?\] "
+)
+# What a launcher says of one of its processes, which need not be the last of them.
+_STATUS = Pattern(rb"(?:code|status):? 0$")
+_PART = Pattern(
+    rb"(?i)\b(?:process|worker|rank|pid|actor|rollout|teacher|server|helper|child)\b"
+)
+_FAILED_STATUS = Pattern(rb"(?i)\bexit(?:ed with)? (?:code|status):? [1-9]")
 # How much of what follows an end is read for an exception, in bytes.
 _READ = 1 << 18
 # torchrun's, after the exceptions of its ranks.
@@ -118,6 +129,8 @@ def finished(tail: bytes) -> int:
             continue
         if b"server process" in match[0] and _broken(tail[: match.start()]):
             continue  # a server shuts down in an orderly way, whatever the reason
+        if _STATUS.search(match[0]) and _of_a_part(tail, match):
+            continue
         found = match.start()
     if found < 0 and _closes(last := last_lines(tail, 25)):
         found = tail.rfind(last[-1])
@@ -145,6 +158,25 @@ def saves(tail: bytes) -> bool:
     if told := log_phases.spoken_after(last):
         return told.phase == "checkpoint" and not told.over
     return log_phases.last_phase(last) == "checkpoint"
+
+
+def of_tool(line: bytes) -> bool:
+    """Whether a tool that the model called printed the line."""
+    return b"] " in line[:100] and _OF_TOOL.search(line[:200]) is not None
+
+
+def _of_a_part(tail: bytes, found: Match) -> bool:
+    """Whether what ended with status 0 is a tool, or outlived something that failed."""
+    begin = tail.rfind(b"\n", 0, found.start()) + 1
+    line = tail[begin : found.end()]
+    if of_tool(line) or _last_work(tail) > found.end():
+        return True
+    if not (tail[found.end() :].strip() or _PART.search(line)):
+        return False  # of the whole job
+    since = tail[max(0, last_step(tail), rows(tail), begin - _READ) : begin]
+    lines = [prefixes.bare(line) for line in since.splitlines()]
+    failed = any(_FAILED_STATUS.search(line) and not of_tool(line) for line in lines)
+    return failed or _UNCAUGHT.search(b"\n".join(lines)) is not None
 
 
 def _raises(after: bytes) -> bool:
@@ -278,9 +310,16 @@ def _numbers(words: bytes) -> tuple[list[int], list[bytes]]:
         if before.isdigit() and after.isdigit():
             decimals.append(match[0])
         elif before.isdigit() and not point and len(before) < 10:
-            named = words[: match.start()][-1:].isalpha()
-            whole += [] if named else [int(before)]
+            whole += [] if _names(words, match) else [int(before)]
     return whole[:COUNTERS], decimals
+
+
+def _names(words: bytes, number: Match) -> bool:
+    """Whether a number is of a name, such as ``cuda0`` or ``q8b``; not of ``u009``."""
+    if not words[: number.start()][-1:].isalpha():
+        return False
+    longer = words[: number.start() - 1][-1:]
+    return longer.isalnum() or words[number.end() :][:1].isalpha()
 
 
 def _counts(own: list[_Row]) -> bool:

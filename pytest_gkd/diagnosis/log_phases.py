@@ -158,6 +158,7 @@ FAILED = Pattern(
     rb"|[Ee]xit(?:ed with)? (?:code|status):? [1-9]|Error executing job with overrides"
     rb"|exits with return code = -?[1-9]|\bfailed \(exitcode: -?[1-9]"
     rb"|Fatal Python error|terminate called after|Aborted(?: *$| {2,})"
+    rb"|\bERROR\b.{0,250}\b(?:stopping|aborting|giving up|exiting)\W*$"
 )
 
 

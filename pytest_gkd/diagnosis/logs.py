@@ -121,7 +121,9 @@ def _verdict(
     frameworks = frameworks_in(text)
     causes = _causes(strong, found, frameworks, catalogue) if strong else ()
     telling = [hit for one in strong for hit in one.hits if not hit.weak]
-    waits = all(map(recovery.waits, telling)) and not any(map(recovery.failed, logs))
+    by_number = {log.number: log for log in logs}
+    waits = all(recovery.waits(hit, by_number[hit.source_index]) for hit in telling)
+    waits = waits and not any(map(recovery.failed, logs))
     if strong:
         before = _phase_before(strong[0], logs) or phase
         phase = failed_in or _phase_of(strong[0], logs, before)

@@ -28,17 +28,13 @@ _NUMBERED = Pattern(
 _HANDLED = Pattern(
     rb"(?i)\battempt \d|\bretr(?:y|ies|ied)|\bagain\b|\bskip(?:s|ped|ping)?\b"
     rb"|\bignor(?:ed?|ing)\b|\bfall(?:s|ing)? back\b|\brestart(?:s|ed|ing)?\b"
+    rb"|\bhalv(?:ed|ing)\b|\breduc(?:ed|ing)\b"
 )
 # What tells of a model's answer, or of a tool that the model called.
 _OF_ANSWER = Pattern(
     rb"(?i)^.{0,60}?(?:\[(?:[\w-]*sandbox[\w-]*|swe|tool|agent|interpreter)(?: \d+)?\] "
     rb"|\b(?:answer|candidate|completion|submission|solution) #?\d+(?::| [a-z]+ed\b)"
     rb"|\btool[_ ](?:call|result)\b|\bunit test \d+ of )"
-)
-# The name of a tool before what it printed.
-_OF_TOOL = Pattern(
-    rb"(?i)^.{0,60}?\[(?:[\w-]*sandbox[\w-]*|tool|interpreter)"
-    rb"(?:[ :/#-]{1,2}[\w.-]+)?\] "
 )
 # What it says just after one that it does without.
 _GOES_ON = Pattern(
@@ -58,8 +54,10 @@ _RAY_RETRIES = Pattern(
 _WAITS = Pattern(
     rb"(?i)\bwaiting (?:for|until|on)\b|\bwill (?:be )?retr(?:y|ied)\b"
     rb"|\b(?:retry(?:ing)?|try(?:ing)? again)\b.{0,40}\b(?:in|after) [\d.]"
-    rb"|\b(?:attempt|try|retry) #?(?P<number>\d{1,4})(?: of | ?/ ?)(?P<all>\d{1,4})\b"
+    rb"|\b(?:attempt|try|retry(?:ing)?) [#(]?"
+    rb"(?P<number>\d{1,4})(?: of | ?/ ?)(?P<all>\d{1,4})\b"
 )
+_TRIED_NEXT = Pattern(rb"(?i)^\W*(?:trying (?:to resume|again)|retrying|resuming)\b")
 # An attempt that failed, and what follows if the next one did not.
 _FAILED = Pattern(rb"(?i)\bfail|\berror|\brefused|\btimed out")
 _WELL = Pattern(rb"(?i)\b(?:saved|written|succe\w+|done|completed?|ok|recovered|end)\b")
@@ -158,9 +156,19 @@ def _in_earnest(hit: Hit) -> Hit:
     return replace(hit, weak=False) if found and _is_last(found) else hit
 
 
-def waits(hit: Hit) -> bool:
+def waits(hit: Hit, log: Log) -> bool:
     """Whether the program waits or tries again after what the line says."""
-    return hit.signature.waits or _tries(hit.text.encode())
+    said = hit.text.encode()
+    return hit.signature.waits or _tries(said) or _is_tried_next(log, hit)
+
+
+def _is_tried_next(log: Log, hit: Hit) -> bool:
+    """Whether the line after it says so, and something other than an end follows."""
+    if hit.order < log.tail_at or exceptions.around(log.chains, hit.order, hit.process):
+        return False
+    line, _, after = _after(log, hit.order).partition(b"\n")
+    said = _TRIED_NEXT.search(line[:200]) is not None
+    return said and after.strip() != b"" and _GIVES_UP.search(after) is None
 
 
 def _tried_again(log: Log, said: list[bytes], at: int) -> bool:
@@ -212,8 +220,9 @@ def failed(log: Log) -> bool:
     known = {_raised(one) for one in log.chains if one[-1].at < until}
     if later and all(_is_handled(log, one) or _raised(one) in known for one in later):
         until = last
-    waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit)}
-    waiting.update(one.start() for one in _LINE.finditer(log.tail) if _of_tool(one[0]))
+    waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit, log)}
+    lines = _LINE.finditer(log.tail)
+    waiting.update(one.start() for one in lines if log_end.of_tool(one[0]))
     for chain in log.chains:
         if any(told(log, chain) for told in (_caught, _is_of_tool, _refused, _ignored)):
             start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
@@ -227,7 +236,8 @@ def _handled(log: Log, hit: Hit) -> bool:
     chain = exceptions.around(log.chains, hit.order, hit.process)
     if chain:
         return _is_handled(log, chain)
-    return _HANDLED.search(hit.text.encode()) is not None
+    lines = (hit.text.encode(), _after(log, hit.order).partition(b"\n")[0][:300])
+    return any(map(_HANDLED.search, lines))
 
 
 def _in_attempt(log: Log, hit: Hit) -> bool:
@@ -253,15 +263,11 @@ def _of_answers(log: Log) -> exceptions.Places:
     )
 
 
-def _of_tool(line: bytes) -> bool:
-    """Whether a tool that the model called printed the line."""
-    return b"] " in line[:100] and _OF_TOOL.search(line[:200]) is not None
-
-
 def _is_of_tool(log: Log, chain: exceptions.Chain) -> bool:
     """Whether a tool's exceptions begin here, of which only that line is marked."""
     start = chain[0].start - log.tail_at
-    return start >= 0 and _of_tool(log.tail[start : start + 200].partition(b"\n")[0])
+    line = log.tail[max(0, start) :][:200].partition(b"\n")[0]
+    return start >= 0 and log_end.of_tool(line)
 
 
 def _in_refused(log: Log, hit: Hit) -> bool:
@@ -308,7 +314,7 @@ def _of_answer(log: Log, hit: Hit) -> bool:
     """
     chain = exceptions.around(log.chains, hit.order, hit.process)
     inside = bool(chain) and hit.order <= max(one.end for one in chain)
-    if _of_tool(hit.text.encode()) or (inside and _is_of_tool(log, chain)):
+    if log_end.of_tool(hit.text.encode()) or (inside and _is_of_tool(log, chain)):
         return True
     told = _OF_ANSWER.search(hit.text.encode()) is not None
     return told and bool(log.chains) and log.chains[-1][0].start > hit.order

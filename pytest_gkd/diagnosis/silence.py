@@ -16,6 +16,8 @@ from pytest_gkd.diagnosis.log_file import Log
 LEAST_S = 10.0
 # This many pauses in a phase establish what is usual in it.
 ENOUGH = 3
+# Twenty steps may last so long, or four steps.
+LONG_S = 7200.0
 # A time without a date this little before the last line is from another clock.
 WATCHES_S = 300.0
 
@@ -129,7 +131,8 @@ def usual_s(tail: bytes, since: int = 0) -> float:
     here = [gap for gap, at in gaps if phase and marks.at(at) == phase]
     longest = max(here if len(here) >= ENOUGH else [gap for gap, _ in gaps], default=0)
     pace = log_end.pace_s(tail) if len(log_end.steps(tail)) > 2 else None
-    return max(LEAST_S, 2 * longest, 20 * (pace or 0.0))
+    pace = pace or 0.0
+    return max(LEAST_S, 2 * longest, min(20 * pace, max(LONG_S, 4 * pace)))
 
 
 def of_log(log: Log, now: str = "") -> Silence:
