@@ -212,7 +212,12 @@ def test_statistics_are_those_of_their_definitions() -> None:
     assert statistics.trend([3, 3, 3, 3]) == 0
     place, chance = statistics.change([1.0] * 10 + [2.0] * 10)
     assert place == 10
-    assert chance == pytest.approx(2 * math.exp(-6 * 100**2 / (20**3 + 20**2)))
+    assert chance == pytest.approx(2 * 19 / math.comb(20, 10))
+    place, chance = statistics.change([1.0] * 10 + [2.0] * 9 + [1.0])
+    assert (place, chance) == (
+        10,
+        pytest.approx(2 * math.exp(-6 * 90**2 / (20**3 + 20**2))),
+    )
 
 
 def judged(value: Callable[[int], float], name: str, steps: int = 100) -> list[str]:
@@ -301,6 +306,60 @@ def test_numbers_that_only_look_bad_name_none(
     name: str, value: Callable[[int], float]
 ) -> None:
     assert judged(value, name) == []
+
+
+def test_steps_that_become_slower_after_a_slow_start_are_told() -> None:
+    def seconds(n: int) -> float:
+        return 18 - n / 3 if n < 20 else 11.5 + (n - 20) / 3.7
+
+    assert judged(seconds, "timing_s/step", 70) == ["train.slow"]
+
+
+# Some ten values each, as of a run that logs every fifth step.
+FEW = [
+    ("timing_s/step", "train.slow", [17, 12, 14, 17, 12, 12, 12, 45, 44, 43, 40, 42]),
+    (
+        *("critic/score/mean", "train.diverged"),
+        [0.54, 0.53, 0.58, 0.62, 0.65, 0.69, 0.72, 0.6, *[0.5] * 7],
+    ),
+    ("response_length/clip_ratio", "train.diverged", [0, 0, 0.1, *[1] * 5]),
+    (
+        *("training/rollout_probs_diff_mean", "sync.not-applied"),
+        [0.003, 0.002, 0.002, 0.29, 0.31, 0.22, 0.18],
+    ),
+    (
+        *("training/rollout_actor_probs_pearson_corr", "sync.not-applied"),
+        [1, 1, 1, 0.3, 0.26, 0.57, 0.54, 0.6],
+    ),
+    ("response_length/mean", "tokenizer.eos-token", [1024] * 6),
+]
+
+
+@pytest.mark.parametrize(("name", "cause", "values"), FEW)
+def test_a_large_change_needs_few_values(
+    name: str, cause: str, values: list[float]
+) -> None:
+    assert judged(lambda n: values[n - 1], name, len(values)) == [cause]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("timing_s/step", [17, 12, 14, 17, 12, 12, 12, 16, 17, 16, 15, 16]),
+        ("timing_s/step", [60, 12, 14, 17, 12, 12, 12, 45, 14, 12]),
+        ("critic/score/mean", [0, 0, 0.1, *[0] * 6]),
+        ("critic/score/mean", [0] * 9),
+        ("response_length/clip_ratio", [0, 0, 0.1, 0, 0, 1, 1, 1]),
+        ("training/rollout_probs_diff_mean", [0.003, 0.002, 0.002, *[0.02] * 4]),
+        ("training/rollout_actor_probs_pearson_corr", [1, 1, 1, *[0.93] * 5]),
+        ("response_length/mean", [8] * 20),
+        ("response_length/mean", [264.25] * 20),
+    ],
+)
+def test_few_values_that_differ_as_usual_name_none(
+    name: str, values: list[float]
+) -> None:
+    assert judged(lambda n: values[n - 1], name, len(values)) == []
 
 
 def test_a_value_between_that_is_well_does_not_move_the_beginning() -> None:

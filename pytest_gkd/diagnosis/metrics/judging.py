@@ -14,7 +14,9 @@ from pytest_gkd.diagnosis.metrics.roles import role
 from pytest_gkd.diagnosis.metrics.series import Series
 
 # This many steps establish what is usual.
-ENOUGH = 8
+ENOUGH = 6
+# So many values at the end are a level where what is sound is known beforehand.
+LASTS = 4
 # Deviations beyond which a level has changed; in 10,000 steps none by chance.
 FAR = 6.0
 # Standard deviations from which a trend is significant.

@@ -16,6 +16,7 @@ from pytest_gkd.diagnosis.metrics import statistics as robust
 from pytest_gkd.diagnosis.metrics.judging import (
     ENOUGH,
     FAR,
+    LASTS,
     LEAST,
     SURE,
     Judges,
@@ -40,6 +41,8 @@ NEARLY_ALL = 0.95
 SMOOTHER = 10
 # So many values are a level at once.
 FIRST = 5
+# A policy may well give answers of equally many tokens, if of fewer than this.
+SHORT = 64
 # What shows that a policy changes, whatever it learns.
 _CHANGES = ("entropy", "response length", "KL")
 
@@ -213,6 +216,11 @@ def _limited(series: Series, run: Run) -> Iterator[NumberFinding]:
     """
     series = series.finite()
     values = series.values
+    same = len(values) >= ENOUGH and min(values) == max(values)
+    if same and values[0] >= SHORT and values[0].is_integer():
+        text = f"{values[0]:.4g} in every step: does any answer end?"
+        yield found(series, 0, "tokenizer.eos-token", text, certain=False)
+        return
     most = list(itertools.accumulate(reversed(values), max))[::-1]  # from here on
     for at in range(ENOUGH, len(values) - ENOUGH):
         limit = most[at]
@@ -390,7 +398,8 @@ def _constant(series: Series, run: Run) -> Iterator[NumberFinding]:
     learned = robust.trend(series.values[:at]) > SURE
     if learned and series.values[-1] == max(series.values):
         return  # everything is solved
-    if len(series) - at >= max(10, len(series) // 3):
+    differed = at > 0 and series.values[-1] != 0  # which a hard task may give for long
+    if len(series) - at >= max(ENOUGH if differed else 10, len(series) // 3):
         text = f"is {series.values[-1]:.4g} in every step from here on"
         yield found(series, at, "train.diverged", text)
 
@@ -403,11 +412,13 @@ def _truncated(
         text = f"{last:.0%} of the responses never end"
         certain = last >= NEARLY_ALL or not run.improves
         yield found(series, 0, "tokenizer.eos-token", text, certain=certain)
-    elif last >= 0.5 and last > first + 0.2 and robust.trend(series.values) > SURE:
+    elif last >= 0.5 and last > first + 0.2:
         # Answers grow while a model learns to reason, but some should still end.
+        at = since(series, above(first + 0.2))
+        if len(series) - at < LASTS and robust.trend(series.values) <= SURE:
+            return
         certain = run.improves is False or last >= NEARLY_ALL
-        at, text = since(series, above(first + 0.2)), "of the responses are cut off"
-        text = f"from {first:.3g} to {last:.3g} {text}"
+        text = f"from {first:.3g} to {last:.3g} of the responses are cut off"
         yield found(series, at, "train.diverged", text, certain=certain)
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pytest_gkd.diagnosis.metrics import statistics as robust
 from pytest_gkd.diagnosis.metrics.judging import (
     ENOUGH,
+    LASTS,
     SURE,
     Judges,
     NumberFinding,
@@ -75,7 +76,8 @@ def _drifts(series: Series, run: Run) -> Iterator[NumberFinding]:
     if leaps:
         leaps = series.steps[at] - series.steps[at - 1] == 1
         leaps = leaps and apart[at] > max(LEAPS * apart[at - 1], last / 2)
-    if leaps or ((grown or gross) and robust.trend(apart) > SURE):
+    lasts = grown and last > GROSS * usual and len(apart) - at >= LASTS
+    if leaps or lasts or ((grown or gross) and robust.trend(apart) > SURE):
         text = f"the rollout drifts from the trainer, {told}"
         cause = "sync.not-applied"
         if leaps:
@@ -98,8 +100,8 @@ def _drifts(series: Series, run: Run) -> Iterator[NumberFinding]:
 def _disagrees(
     series: Series, run: Run, first: float, last: float
 ) -> Iterator[NumberFinding]:
-    falls = last < first - 0.05 and robust.trend(series.values) < -SURE
-    if last < CORRELATES and falls:
-        at = since(series, below(first - 0.05))
+    at = since(series, below(first - 0.05))
+    falls = len(series) - at >= LASTS or robust.trend(series.values) < -SURE
+    if last < min(CORRELATES, first - 0.05) and falls:
         text = f"the rollout drifts from the trainer, {first:.4g} to {last:.4g}"
         yield found(series, at, "sync.not-applied", text)

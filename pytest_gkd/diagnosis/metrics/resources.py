@@ -116,16 +116,17 @@ def _slower(series: Series, run: Run) -> Iterator[NumberFinding]:
         return
     place, chance = robust.change(series.values)
     before, after = series.values[:place], series.values[place:]
-    if chance > 0.01 or len(before) < 3 or len(after) < 3:
+    if chance > 0.05 or len(before) < 3 or len(after) < 3:
         return
     if series.name == "s/it" and _recovers(after):
         return
     usual, now = robust.median(before), robust.median(after[-window(series) :])
     sudden = now > 1.5 * usual and now > usual + FAR * robust.deviation(before)
-    if not sudden:
-        usual = robust.median(series.values[: window(series)])
-        place = window(series)
-    creeps = now > TWICE * usual and robust.trend(series.values) > 2 * SURE
+    if not sudden:  # after the first steps, which may be slow
+        known = levels(series.values, window(series))
+        place = min(known, key=known.__getitem__)
+        usual = known[place]
+    creeps = now > TWICE * usual and robust.trend(series.values[place:]) > 2 * SURE
     if usual > 0 and (sudden or creeps):
         text = f"from {usual:.4g} s to {now:.4g} s a step"
         # Responses may have grown where their length is not printed.
