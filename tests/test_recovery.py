@@ -298,6 +298,13 @@ def test_a_full_bar_before_the_steps_is_no_end_of_them() -> None:
     assert judged(START + steps(1, 4) + bar).verdict == "healthy"
 
 
+def test_a_bar_that_is_not_full_follows_the_end_of_an_epoch() -> None:
+    epoch = "Epoch 0: 100%|##########| 12/12 [00:09<00:00,  1.23it/s, train_loss=1.8]\n"
+    bar = "Validation DataLoader 0:  {}%|#####| {}/50 [00:41<00:00,  2.40it/s]\n"
+    assert log_end.over((epoch + bar.format(100, 50)).encode())
+    assert not log_end.over((epoch + bar.format(98, 49)).encode())
+
+
 def test_an_installation_that_ended_well_is_no_end_of_the_program() -> None:
     """Though what torchrun says of its ranks follows their exceptions."""
     summary = UNCAUGHT.replace(

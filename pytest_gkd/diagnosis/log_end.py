@@ -41,6 +41,7 @@ _NO_LETTERS = bytes(set(range(256)) - set(string.ascii_letters.encode()))
 # Where it begins, its first whole numbers, and its decimal ones.
 _Row = tuple[int, list[int], list[bytes]]
 _LINE = Pattern(rb"[^\r\n]+")
+_UNFINISHED = Pattern(rb"\b[1-9]\d?%\|[^|]{0,99}\| \d+/\d+ \[[^\]\r\n]{0,80}\]?\s*$")
 _NOISE = Pattern(
     rb"Exception ignored in|destroy_process_group|resource_tracker|shutting down"
     rb"|[Ss]hutdown|SIGTERM|atexit|leaked"
@@ -357,8 +358,11 @@ def _asked(tail: bytes) -> bool:
 def over(tail: bytes) -> bool:
     """Whether the last lines are typical of an end, though none says so outright.
 
-    Before a step they are of something else, such as the bar of the data.
+    Before a step they are of something else, such as the bar of the data; and a bar
+    that is the last line, and is not full, is of work that began after the end.
     """
+    if _UNFINISHED.search(b"".join(last_lines(tail, 1))):
+        return False
     step = tail.rfind(b"\n", 0, max(0, last_step(tail))) + 1
     ended = any(log_phases.ended(line) for line in last_lines(tail[step:], 25))
     return ended and not saves(tail)
