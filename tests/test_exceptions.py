@@ -104,6 +104,10 @@ def of_a_rank(text: bytes) -> bytes:
     return before_lines(b"[default3]:", text)
 
 
+def of_a_node_and_rank(text: bytes) -> bytes:
+    return before_lines(b"[15:6]:", text)
+
+
 def of_an_engine(text: bytes) -> bytes:
     before = b"(EngineCore_DP0 pid=268) ERROR 11-21 10:00:00 [core.py:718] "
     return before_lines(before, text)
@@ -169,6 +173,7 @@ WAYS: list[Callable[[bytes], bytes]] = [
     of_a_ray_worker,
     repeated,
     of_a_rank,
+    of_a_node_and_rank,
     of_an_engine,
     of_a_container,
     of_srun,
