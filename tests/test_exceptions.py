@@ -247,6 +247,17 @@ def test_a_message_of_several_lines_ends_at_a_blank_one() -> None:
     assert one.message == "two lines:\n  first: a\nsecond: b"
 
 
+@pytest.mark.parametrize("name", ["Exception", "ValueError", "StopIteration"])
+def test_the_most_general_class_is_read_as_any_other(name: str) -> None:
+    text = f"""Traceback (most recent call last):
+  File "/opt/a.py", line 3, in ask
+    raise {name}("no")
+{name}: no
+"""
+    ((raised,),) = exceptions.read(text.encode())
+    assert (raised.type, raised.message) == (name, "no")
+
+
 def test_a_log_that_ends_in_a_traceback_keeps_its_frames() -> None:
     text = (LOGS / "threads.log").read_bytes()
     text = text[: text.index(b"KeyError")]

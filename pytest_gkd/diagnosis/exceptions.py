@@ -51,7 +51,8 @@ _PART = Pattern(rb"^ *(?:File \"[^\"]*$|File \".*line[ \d,in]*$|/[^\s:]*(?::\d*)
 _TO_NAME = Pattern(rb"\S:\d+(?: in)?$")
 _NAMED = Pattern(
     rb"^ *(?P<type>(?:[A-Za-z_]\w*\.|<locals>\.)*(?:[A-Za-z_]\w*(?:Error|Exception"
-    rb"|Group|Exit|Interrupt|Fault|Timeout|Warning|Failure|Died)|Stop(?:Async)?Iteration)"
+    rb"|Group|Exit|Interrupt|Fault|Timeout|Warning|Failure|Died)|Exception"
+    rb"|Stop(?:Async)?Iteration)"
     rb"(?:\([\w.]+\))?)(?::(?: (?P<message>.*))?)?$"
 )
 _DOTTED = Pattern(
