@@ -682,6 +682,47 @@ def test_a_helper_that_ends_well_does_not_end_a_job_that_failed(
     assert judged(text).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("after", "verdict"),
+    [
+        ("trainer exited with code -11", "unknown"),
+        ("trainer exited with code 1", "unknown"),
+        ("teacher exited with code -15", "running"),
+        ("", "running"),
+        ("job exited with code 0", "healthy"),
+    ],
+)
+def test_a_helper_that_is_done_ends_no_job(after: str, verdict: str) -> None:
+    text = START + steps(1, 9) + "evaluator (pid 402) exited with code 0\n"
+    assert judged(f"{text}[launcher] {after}\n").verdict == verdict
+
+
+def test_the_last_word_of_a_program_is_as_weak_as_when_it_was_survived() -> None:
+    judge = "12:00:05 ERROR judge: httpx.ReadTimeout: timed out, reward 0 for 4\n"
+    text = START + steps(1, 4) + judge + steps(5, 9) + judge
+    assert judged(text).verdict == "running"
+    assert verdict_at("16:00:00", text) == "hung"
+    assert judged(text + START_OF_ALL + UNKNOWN).verdict == "failed"
+    assert judged(START + steps(1, 9) + judge).verdict == "failed"
+    killed = "(raylet) A worker died or was killed while executing a task by an error\n"
+    assert judged(START + steps(1, 4) + killed + steps(5, 9) + killed).causes
+
+
+def test_a_line_that_says_what_is_done_instead_is_no_failure() -> None:
+    text = START + steps(1, 4) + f"step 4: {OOM}, evaluated on CPU instead\n"
+    assert judged(text + "accuracy 0.63\n").verdict == "running"
+    assert judged(text).causes[0].cause == "cuda.oom"
+    assert judged(text + START_OF_ALL + UNKNOWN).causes[0].cause == "cuda.oom"
+    assert judged(text.replace("instead", "") + "accuracy 0.63\n").causes
+
+
+def test_exceptions_in_a_row_are_no_options() -> None:
+    said = "worker-0 | [rank5]: torch.AcceleratorError: CUDA error: uncorrectable ECC\n"
+    text = START + steps(1, 4) + 3 * said.replace("ECC", "ECC error encountered")
+    log = log_file.read(io.BytesIO(text.encode()), "a.log", 0, CATALOGUE)
+    assert [hit.line for hit in log.hits] == [6, 7, 8]
+
+
 def test_a_tool_or_a_server_that_works_on_ends_no_job() -> None:
     tool = "[sandbox 2] case 4: exit code 0\n"
     assert verdict_at("16:00:00", START + steps(1, 4) + tool) == "hung"

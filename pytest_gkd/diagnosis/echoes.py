@@ -151,7 +151,7 @@ def _options(above: Iterable[bytes], line: bytes, at: int) -> bool:
 
 def _in_lines(above: Iterable[bytes], line: bytes) -> bool:
     """Whether the line is one of many that each set an option."""
-    if _TELLS.search(line):
+    if _TELLS.search(line) or _RAISED.search(line):
         return False
     near = list(itertools.islice(filter(bytes.strip, above), 6))
     for setting in _SETTINGS:

@@ -95,10 +95,13 @@ _OF_TOOL = Pattern(
 )
 # What a launcher says of one of its processes, which need not be the last of them.
 _STATUS = Pattern(rb"(?:code|status):? 0$")
-_PART = Pattern(
-    rb"(?i)\b(?:process|worker|rank|pid|actor|rollout|teacher|server|helper|child)\b"
+_PART = Pattern(rb"(?i)\b(?:process|worker|rank|pid|actor|child)\b")
+_HELPER = Pattern(
+    rb"(?i)\b(?:engine|evaluator|helper|judge|rollout|sampler|server|teacher)s?\b"
 )
-_FAILED_STATUS = Pattern(rb"(?i)\bexit(?:ed with)? (?:code|status):? [1-9]")
+_FAILED_STATUS = Pattern(rb"(?i)\bexit(?:ed with)? (?:code|status):? -?[1-9]\d*")
+# Of a process that its launcher ended.
+_ENDED_BY = Pattern(rb" (?:-15|143)$")
 # How much of what follows an end is read for an exception, in bytes.
 _READ = 1 << 18
 # torchrun's, after the exceptions of its ranks.
@@ -170,13 +173,19 @@ def _of_a_part(tail: bytes, found: Match) -> bool:
     """Whether what ended with status 0 is a tool, or outlived something that failed."""
     begin = tail.rfind(b"\n", 0, found.start()) + 1
     line = tail[begin : found.end()]
-    if of_tool(line) or _last_work(tail) > found.end():
+    if of_tool(line) or _HELPER.search(line) or _last_work(tail) > found.end():
         return True
     if not (tail[found.end() :].strip() or _PART.search(line)):
         return False  # of the whole job
     since = tail[max(0, last_step(tail), rows(tail), begin - _READ) : begin]
     lines = [prefixes.bare(line) for line in since.splitlines()]
-    failed = any(_FAILED_STATUS.search(line) and not of_tool(line) for line in lines)
+    later = tail[found.end() :].splitlines()
+    statuses = (
+        told[0]
+        for line in (*lines, *later)
+        if not of_tool(line) and (told := _FAILED_STATUS.search(line))
+    )
+    failed = any(_ENDED_BY.search(status) is None for status in statuses)
     return failed or _UNCAUGHT.search(b"\n".join(lines)) is not None
 
 

@@ -39,7 +39,7 @@ _OF_ANSWER = Pattern(
 # What it says just after one that it does without.
 _GOES_ON = Pattern(
     rb"(?i)\bfall(?:s|ing)? back\b|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
-    rb"|\busing \S.{0,40} instead\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
+    rb"|\binstead\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
 )
 # What Python prints before an exception that it cannot raise, as a destructor's.
 _IGNORED = b"Exception ignored in"
@@ -143,6 +143,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             or _of_answer(log, hit)
             or _in_refused(log, hit)
             or _ray_retries(log, hit)
+            or _known_to_go_on(log, hit, known)
             or _in_ignored(log, hit)
         ):
             yield replace(hit, weak=True)
@@ -289,6 +290,22 @@ def _refused_at(log: Log, at: int) -> bool:
     refused = any(map(_REFUSED.search, after[:1000].splitlines()[:3]))
     last = not log.chains or log.chains[-1][-1].at <= at
     return refused and last and log_phases.WORKING.search(after) is not None
+
+
+def _known_to_go_on(log: Log, hit: Hit, known: set[bytes]) -> bool:
+    """Whether the line says so, or its words were survived, and nothing failed since.
+
+    What others report of a process may be its last, though it was survived before.
+    """
+    said = hit.text.encode()
+    at = hit.order - log.tail_at
+    alone = not exceptions.around(log.chains, hit.order, hit.process)
+    outside = hit.cause.partition(".")[0] in {"env", "ray", "comm", "vllm"}
+    goes_on = _GOES_ON.search(said) is not None and _after(log, hit.order).strip()
+    if at < 0 or not alone or not (goes_on or (_words(said) in known and not outside)):
+        return False
+    later = any(one[-1].at > hit.order for one in log.chains)
+    return not later and not log_end.failed(log.tail, at)
 
 
 def _ray_retries(log: Log, hit: Hit) -> bool:
