@@ -20,7 +20,7 @@ OOM = next(one for one in CATALOGUE["cuda.oom"].signatures if one.text)
 
 def certain_but_wrong(counts: rule_precision.Counts) -> list[tuple[str, str]]:
     return [
-        (cause, signature.text[0])
+        (cause, rule_precision.sought(signature))
         for (cause, signature), found in counts.items()
         if signature.confidence == "certain"
         and found["wrong"] + found["sound"] > 0.1 * (found.total() - found["runs"])

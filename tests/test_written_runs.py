@@ -44,14 +44,18 @@ def test_of_two_failures_the_first_is_told(label: dict[str, object]) -> None:
 
 
 NAMED = [
-    one
+    pytest.param(
+        one,
+        id=one["name"],
+        marks=[pytest.mark.xfail(strict=True)] if "mistaken_for" in one else [],
+    )
     for one in LABELS
     if one["outcome"] == "failed"
     and (RUNS / "development" / f"{one['name']}.log").exists()
 ]
 
 
-@pytest.mark.parametrize("label", NAMED, ids=lambda one: one["name"])
+@pytest.mark.parametrize("label", NAMED)
 def test_a_cause_that_is_named_is_right(label: dict[str, object]) -> None:
     log = RUNS / "development" / f"{label['name']}.log"
     named = [one.cause for one in logs.examine([log], CATALOGUE).causes][:1]

@@ -74,6 +74,11 @@ def count(catalogue: Catalogue) -> tuple[Counts, int]:
     return counts, every
 
 
+def sought(signature: Signature) -> str:
+    """What a signature looks for, in short."""
+    return (signature.text or signature.raised or signature.innermost)[0]
+
+
 def page(counts: Counts, every: int) -> str:
     """The whole page, of what ``count`` found."""
     rows, good = [], 0
@@ -84,7 +89,7 @@ def page(counts: Counts, every: int) -> str:
         if not found["wrong"] + found["sound"]:
             good += found["right"] >= 3
             continue
-        text = (signature.say or signature.text[0]).replace("|", "\\|")[:60]
+        text = (signature.say or sought(signature)).replace("|", "\\|")[:60]
         figures = " | ".join(str(found[k]) for k in ("right", "wrong", "sound", "runs"))
         rows.append(f"| {cause} | {text} | {signature.confidence} | {figures} |")
     told = f"\n{good} rules are right on three logs or more and never wrong.\n"
