@@ -332,6 +332,8 @@ FEW = [
         [1, 1, 1, 0.3, 0.26, 0.57, 0.54, 0.6],
     ),
     ("response_length/mean", "tokenizer.eos-token", [1024] * 6),
+    ("sampling/sampling_logp_difference/mean", "vllm.wrong-output", [9.8, 9.9, 9.8]),
+    ("train/loss", "train.nan", [6.1, 6.0, math.nan, math.nan]),
 ]
 
 
@@ -352,6 +354,10 @@ def test_a_large_change_needs_few_values(
         ("response_length/clip_ratio", [0, 0, 0.1, 0, 0, 1, 1, 1]),
         ("training/rollout_probs_diff_mean", [0.003, 0.002, 0.002, *[0.02] * 4]),
         ("training/rollout_actor_probs_pearson_corr", [1, 1, 1, *[0.93] * 5]),
+        ("sampling/sampling_logp_difference/mean", [9.8, 9.9]),
+        ("sampling/sampling_logp_difference/mean", [0.8, 0.9, 0.8, 0.9]),
+        ("train/loss", [6.1, 6.0, 5.9, math.nan]),
+        ("train/grad_norm", [6.1, 6.0, math.nan, math.nan]),
         ("response_length/mean", [8] * 20),
         ("response_length/mean", [264.25] * 20),
     ],

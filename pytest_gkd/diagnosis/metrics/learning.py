@@ -52,7 +52,8 @@ _CHANGES = ("entropy", "response length", "KL")
 )
 def _not_finite(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: not math.isfinite(value))
-    if len(series) - at >= min(3, len(series)):
+    lasting = 2 if role(series.name) == "loss" else 3  # as the scale is found
+    if len(series) - at >= min(lasting, len(series)):
         before = series.finite()
         usual = (
             f"{robust.median(before.values):.4g} before"

@@ -50,6 +50,8 @@ DIFFERS = tuple(
 )
 # So many times what is usual is no precision in use, 8 bits and experts included.
 GROSS = 10
+# So many values of that say enough.
+FEWEST = 3
 # A difference that grows so many times in one step leaps.
 LEAPS = 5
 # Correlation of the probabilities: 0.9 with an output layer in bf16, where the weights
@@ -60,12 +62,13 @@ CORRELATES = 0.9
 @JUDGES.of("disagreement")
 def _drifts(series: Series, run: Run) -> Iterator[NumberFinding]:
     series = series.finite()
-    if len(series) < ENOUGH:
-        return
     alike, usual = next(
         (alike, usual) for name, alike, usual in DIFFERS if name.search(series.name)
     )
     apart = [abs(value - alike) for value in series.values]
+    beyond = all(one > GROSS * usual for one in apart[-FEWEST:])
+    if len(apart) < (FEWEST if beyond else ENOUGH):
+        return
     first = robust.median(apart[:3])  # it may begin to drift at once
     last = robust.median(apart[-max(3, len(apart) // 8) :])
     told = f"{alike + first:.4g} to {alike + last:.4g}"
