@@ -29,23 +29,35 @@ def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
 
     ``chains`` are the exceptions of the same text. A hit without a tier is only the
     ``beside`` text of another rule, and is left out. A broad rule's hit in a frame is
-    left out if another rule matches the message of the same exception.
+    left out if another rule matches the message of the same exception; so is that of a
+    place where any message may be raised, if the message itself names a cause.
     """
     places = Places(chains)
     beside = [hit for hit in hits if not hit.tier]
-    found, told = list[tuple[Hit, Raised | None]](), set[int]()
+    found, told, named = list[tuple[Hit, Raised | None]](), set[int](), set[int]()
     for hit in (hit for hit in hits if hit.tier):
         chain, one = places.holding(hit.order, hit.process)
         if (kept := _held(hit, chain, one, beside)) is not None:
             found.append((_linked(kept, chain, one), one))
             sure = hit.signature.confidence != "guess"
-            told |= {id(one)} if one and sure and hit.order >= one.at >= 0 else set()
+            if one and sure and hit.order >= one.at >= 0:
+                told.add(id(one))
+                if hit.tier == "cause" and hit.signature.text:
+                    named.add(id(one))
     return [
-        hit
-        for hit, one in found
-        if not (one and hit.tier == "fallback" and id(one) in told)
-        or hit.order >= one.at
+        hit for hit, one in found if one is None or not _outdone(hit, one, told, named)
     ]
+
+
+def _outdone(hit: Hit, one: Raised, told: set[int], named: set[int]) -> bool:
+    """Whether the message of the exception tells more than this hit in it does.
+
+    ``told`` are the exceptions whose message some rule matches, ``named`` those where
+    a text of it names a cause.
+    """
+    in_frame = hit.tier == "fallback" and hit.order < one.at
+    any_message = not (hit.signature.text or hit.signature.pattern)
+    return (in_frame and id(one) in told) or (any_message and id(one) in named)
 
 
 def _linked(hit: Hit, chain: Chain, one: Raised | None) -> Hit:
