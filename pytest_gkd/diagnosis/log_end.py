@@ -28,20 +28,23 @@ SEVERAL = 3
 
 # What a server prints as it works.
 _SERVED = Pattern(
-    rb"POST /v1/[\w/-]* HTTP/1\.\d\" 200|Avg generation throughput: (?:[1-9]|0\.[1-9])"
+    rb"POST /(?:v1/[\w/-]*|generate) HTTP/1\.\d\" 200"
+    rb"|Avg generation throughput: (?:[1-9]|0\.[1-9])|gen throughput \(token/s\): [1-9]"
 )
 # Lines of any form that count and measure: neither a time nor a version is a number.
 MOST_ROWS, COUNTERS = 4000, 6
 _NUMBER = Pattern(rb"[\d.:]*\d[\d.:]*")
 _NO_ROW = Pattern(
     rb"(?i)\b(?:nan|inf|waiting|retry(?:ing)?|attempt|elapsed|heartbeat|alive|monitor\w*"
-    rb"|uptime|utili[sz]ation|watchdog|polling|health\w*)\b"
+    rb"|uptime|util(?:i[sz]ation)?|watchdog|polling|health\w*|gpu\d*)\b"
 )
 _NO_LETTERS = bytes(set(range(256)) - set(string.ascii_letters.encode()))
 # Where it begins, its first whole numbers, and its decimal ones.
 _Row = tuple[int, list[int], list[bytes]]
 _LINE = Pattern(rb"[^\r\n]+")
-_UNFINISHED = Pattern(rb"\b[1-9]\d?%\|[^|]{0,99}\| \d+/\d+ \[[^\]\r\n]{0,80}\]?\s*$")
+_UNFINISHED = Pattern(
+    rb"\b[1-9]\d?%\|[^|]{0,99}\| \d+(?P<of>/\d+ \[)[^\]\r\n]{0,80}\]?\s*$"
+)
 _NOISE = Pattern(
     rb"Exception ignored in|destroy_process_group|resource_tracker|shutting down"
     rb"|[Ss]hutdown|SIGTERM|atexit|leaked"
@@ -53,6 +56,10 @@ RAISED = Pattern(
 _DEAD = Pattern(
     rb"EngineDeadError|EngineCore encountered a(?:n issue| fatal error)"
     rb"|500 Internal Server Error|Engine core proc \S+ died"
+)
+# An error as the very last line, which says that the program stops.
+_STOPS = Pattern(
+    rb"^.{0,60}\bERROR\b.{0,250}\b(?:stopping|aborting|giving up|exiting)\W*$"
 )
 # The closing words of a user's own program.
 _CLOSING = Pattern(
@@ -80,7 +87,7 @@ _ASKED = Pattern(
     rb"|(?:(?:Processed|Rendering) prompts|Running batch): {1,4}\d{1,2}%"
 )
 _ANSWERED = Pattern(
-    rb"\" 200 OK|Finished request |Aborted request "
+    rb"\" 200 OK|Finished request |Aborted request|Request [\w.-]{1,80} aborted"
     rb"|(?:(?:Processed|Rendering) prompts|Running batch): {1,4}100%"
 )
 # A traceback that begins in the program's main module.
@@ -91,13 +98,16 @@ _UNCAUGHT = Pattern(
 # The name of a tool before what it printed.
 _OF_TOOL = Pattern(
     rb"(?i)^.{0,60}?\[(?:[\w-]*sandbox[\w-]*|tool|interpreter)"
-    rb"(?:[ :/#-]{1,2}[\w.-]+)?\] "
+    rb"(?:[ :/#-]{1,2}[\w.-]+)?\] ",
+    unless=rb"(?i)server|manager|registry|client|pool",
 )
 # What a launcher says of one of its processes, which need not be the last of them.
 _STATUS = Pattern(rb"(?:code|status):? 0$")
 _PART = Pattern(rb"(?i)\b(?:process|worker|rank|pid|actor|child)\b")
 _HELPER = Pattern(
-    rb"(?i)\b(?:engine|evaluator|helper|judge|rollout|sampler|server|teacher)s?\b"
+    rb"(?i)(?:^|[ \]])"
+    rb"(?:engine|evaluator|helper|judge|rollout|sampler|server|teacher)s?(?: \d+)?"
+    rb"(?: \(?pid \d+\)?)?:? (?:has |was )?(?:exited|finished|completed|ended)\b"
 )
 _FAILED_STATUS = Pattern(rb"(?i)\bexit(?:ed with)? (?:code|status):? -?[1-9]\d*")
 # Of a process that its launcher ended.
@@ -122,13 +132,14 @@ def last_lines(tail: bytes, count: int = 12) -> list[bytes]:
     return [line for line in lines if line.strip()][-count:]
 
 
+@functools.lru_cache(maxsize=64)
 def finished(tail: bytes) -> int:
     """Where the log says that the run is over; -1 if it does not.
 
     Nor if something starts afterwards: then another program ended.
     """
     found = -1
-    for match in log_phases.FINISHED.finditer(tail):
+    for match in reversed([*log_phases.FINISHED.finditer(tail)]):
         if _quoted(tail, match.start()):
             continue
         if b"server process" in match[0] and _broken(tail[: match.start()]):
@@ -136,6 +147,7 @@ def finished(tail: bytes) -> int:
         if _STATUS.search(match[0]) and _of_a_part(tail, match):
             continue
         found = match.start()
+        break
     if found < 0 and _closes(last := last_lines(tail, 25)):
         found = tail.rfind(last[-1])
     if found >= 0 and (
@@ -179,10 +191,9 @@ def _of_a_part(tail: bytes, found: Match) -> bool:
         return False  # of the whole job
     since = tail[max(0, last_step(tail), rows(tail), begin - _READ) : begin]
     lines = [prefixes.bare(line) for line in since.splitlines()]
-    later = tail[found.end() :].splitlines()
     statuses = (
         told[0]
-        for line in (*lines, *later)
+        for line in lines
         if not of_tool(line) and (told := _FAILED_STATUS.search(line))
     )
     failed = any(_ENDED_BY.search(status) is None for status in statuses)
@@ -272,6 +283,8 @@ def went_on(tail: bytes, at: int) -> bool:
     """Whether the program shows that it works, well after this offset."""
     if _last_work(tail) >= max(0, at + AFTER):
         return True
+    if last_step(tail) >= 0 or _TRAINS.search(tail):
+        return False  # others may still serve
     served = _SERVED.finditer(tail, max(0, at))
     return sum(1 for _ in itertools.islice(served, SEVERAL)) == SEVERAL
 
@@ -368,9 +381,11 @@ def over(tail: bytes) -> bool:
     """Whether the last lines are typical of an end, though none says so outright.
 
     Before a step they are of something else, such as the bar of the data; and a bar
-    that is the last line, and is not full, is of work that began after the end.
+    that is the last line, not full and of another total than those before it, is of
+    work that began after the end.
     """
-    if _UNFINISHED.search(b"".join(last_lines(tail, 1))):
+    bar = _UNFINISHED.search(b"".join(last_lines(tail, 1)))
+    if bar and tail.count(bar[b"of"]) == 1:
         return False
     step = tail.rfind(b"\n", 0, max(0, last_step(tail))) + 1
     ended = any(log_phases.ended(line) for line in last_lines(tail[step:], 25))
@@ -380,7 +395,10 @@ def over(tail: bytes) -> bool:
 def stuck(tail: bytes) -> bytes:
     """The line that proves that nothing moves any more; empty if there is none."""
     worked = max(0, _last_work(tail), last_step(tail), rows(tail))
-    since = max(worked, log_phases.last_mark(tail))
+    last = log_phases.last_mark(tail)
+    line = _line(tail, last)  # what waits may still be asked, and say that it is idle
+    idle = b"eceived request" in line or log_phases.IDLE.search(line)
+    since = worked if idle else max(worked, last)
     for mark, count, start in (
         (log_phases.WAITING, 2, since),
         (log_phases.IDLE, 3, worked),  # each of these lines is a mark itself
@@ -508,7 +526,7 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
             over = any(step > at for step in done[-2:-1]) or went_on(tail, at)
             if _NOISE.search(around) is None and not over:
                 return True
-    return False
+    return any(map(_STOPS.search, last_lines(tail, 1)))
 
 
 def shuts_down(tail: bytes, at: int) -> bool:

@@ -85,7 +85,6 @@ FINISHED = Pattern(
     rb"|\b[Tt]raining (?:is )?(?:completed?|finished|done|succeeded)\b"
     rb"|\b[Ff]inished [Tt]raining\b|[Tt]raining finished successfully"
     rb"|\b[Dd]one training in [\d.]+ seconds"
-    rb"|`Trainer\.fit` stopped: `max_\w+=\d+` reached"
     rb"|Max number of (?:steps|epochs) has been reached, stopping training"
     rb"|Training took: |Finished server process|\bJob 'raysubmit_\w+' succeeded"
     rb"|\bSUCCEEDED\b"
@@ -137,7 +136,8 @@ _SIGNALS = {b"1": "SIGHUP", b"2": "SIGINT", b"15": "SIGTERM"}
 _SIGNALS |= {b"Terminated": "SIGTERM", b"Hangup": "SIGHUP"}
 # Seen at the end of a run; some programs print it after a failure as well.
 ENDED = Pattern(
-    rb"max_steps reached|Model saved to|Saved model to|saved successfully"
+    rb"`Trainer\.fit` stopped: `max_\w+=\d+` reached"
+    rb"|max_steps reached|Model saved to|Saved model to|saved successfully"
     rb"|Evaluation complete|[Aa]ll (?:tests|checks) passed"
     rb"|Avg bus bandwidth|Out of bounds values : 0 OK|Serving Benchmark Result"
     rb"|was not called before program exit|\bexits successfully"
@@ -149,8 +149,7 @@ ENDED = Pattern(
 _UNREADABLE = Pattern(rb"\^ *\r?\n[^\r\n]{0,100}\b(?:Syntax|Indentation|Tab)Error: ")
 # Signs that a program failed, whatever the reason.
 FAILED = Pattern(
-    rb"^(?:E +|[\w.-]{1,60}: )?(?:\([^)]*\) *|\[rank\d+\]: *)*"
-    rb"Traceback \(most recent call last\)"
+    rb"^(?:E +)?(?:\([^)]*\) *|\[rank\d+\]: *)*Traceback \(most recent call last\)"
     rb"|^(?:\([^)]*\) *|\[rank\d+\]: *)*[\w.]*(?:Error|Exception): "
     rb"|\[\w+\.py:\d+\] [\w.]*(?:Error|Exception): "
     rb"|slurmstepd: error|CANCELLED AT "
@@ -158,8 +157,8 @@ FAILED = Pattern(
     rb"|[Ee]xit(?:ed with)? (?:code|status):? (?:[1-9]|-(?:[4678]|11)\b)"
     rb"|Error executing job with overrides"
     rb"|exits with return code = -?[1-9]|\bfailed \(exitcode: -?[1-9]"
-    rb"|Fatal Python error|terminate called after|Aborted(?: *$| {2,})"
-    rb"|\bERROR\b.{0,250}\b(?:stopping|aborting|giving up|exiting)\W*$"
+    rb"|Fatal Python error|terminate called after|Aborted(?: *$| {2,}|!)"
+    rb"|\(Aborted\)|Signal: Aborted"
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from pytest_gkd.diagnosis.patterns import Pattern
@@ -15,7 +16,7 @@ _LONGEST = 1000
 # compose's trainer-1 |, kubectl's [pod/trainer-0/main], programs' own [sampler-3].
 _PROCESS = re.compile(
     rb" {0,4}(?:\([\w.:-]{1,60}(?:\[[\w=,]{1,40}\])?(?:[ ,+=][^()\r\n]{0,80})?\)"
-    rb"|\[(?:rank|default|trainer)\d+\]:?|\[\d{1,4}:\d{1,3}\]:"
+    rb"|\[(?:rank|default|trainer)\d+\]:?|\[(?:\d{1,4}:(?:\d|\d{3})|(?:\d|\d{3,4}):\d\d)\]:"
     rb"|\[pod/[\w./-]{1,200}\]"
     rb"|\[(?:worker|actor|sampler|learner|trainer|rollout|engine|teacher)"
     rb"(?:[-_]\d{1,4})?\]:?"
@@ -57,6 +58,8 @@ _ON_A_HOST = Pattern(
     rb"Traceback \(most recent call last\)"
 )
 
+# So many lines of hosts are looked at.
+MOST_HOSTS = 1_000
 # The first byte of any of these, except compose's.
 _FIRST = b"([0123456789EWIFCD"
 
@@ -74,7 +77,8 @@ def untimed(line: bytes) -> tuple[bytes, bytes]:
 
 def hosts(text: bytes) -> tuple[bytes, ...]:
     """The hosts that stand before the lines of a traceback, also of its frames."""
-    found = {one[b"host"] + b": " for one in _ON_A_HOST.finditer(text)}
+    begun = itertools.islice(_ON_A_HOST.finditer(text), MOST_HOSTS)
+    found = {one[b"host"] + b": " for one in begun}
     return tuple(
         one
         for one in found

@@ -39,12 +39,18 @@ _OF_ANSWER = Pattern(
 # What it says just after one that it does without.
 _GOES_ON = Pattern(
     rb"(?i)\bfall(?:s|ing)? back\b|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
-    rb"|\binstead\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
+    rb"|\b\w{2,20}(?:ed|ing)\b[^.;!?]{0,40}\binstead\b|\bskip(?:s|ped|ping)\b"
+    rb"|\bignor(?:ed|ing)\b|\bhalv(?:ed|ing)\b"
 )
+# A number that is none of a time or a release.
+_MEASURED = Pattern(rb"(?m)(?:^|[^\d.:])\d{1,9}\.\d{1,12}(?:[^\d.]|$)")
 # What Python prints before an exception that it cannot raise, as a destructor's.
 _IGNORED = b"Exception ignored in"
+# Of one process, which need not be the job's last.
+_STATUS = Pattern(rb"^[^\r\n]{0,40}(?:code|status):? 0\b")
 # A request that was refused.
-_REFUSED = Pattern(rb"HTTP/1\.\d\" (?:4\d\d|503)\b")
+_REFUSED = Pattern(rb"\"POST [^\"\r\n]* HTTP/1\.\d\" (?:4\d\d|503)\b")
+_ANSWERED = Pattern(rb"\"POST [^\"\r\n]* HTTP/1\.\d\" 200\b")
 # Ray starts a worker anew, and gives it the task again.
 _RAY_RETRIES = Pattern(
     rb"^\(raylet[^)]*\) .*(?:A worker died or was killed while executing a task"
@@ -63,8 +69,11 @@ _FAILED = Pattern(rb"(?i)\bfail|\berror|\brefused|\btimed out")
 _WELL = Pattern(rb"(?i)\b(?:saved|written|succe\w+|done|completed?|ok|recovered|end)\b")
 _GIVES_UP = Pattern(
     rb"(?i)\b(?:killed|giv(?:es?|ing) up|gave up|stop(?:s|ped|ping)|died|abort\w*"
-    rb"|all attempts|job failed|exit(?:ed|ing|s)?)\b|Traceback \(most recent"
+    rb"|all attempts|job failed|exit(?:ed|ing|s)?|unreachable)\b"
+    rb"|Traceback \(most recent"
 )
+# What a program may do without, though its main module itself asked for it.
+_OPTIONAL = re.compile(r"(?:Import|ModuleNotFound)Error$")
 # What ends a wait in vain: of a queue, of Ray, of asyncio and concurrent.futures.
 _IN_VAIN = re.compile(r"(?:^|[._])(?:Empty|(?:Get)?TimeoutError)$")
 _DIGITS = re.compile(rb"\d+")
@@ -116,7 +125,8 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             at < len(log.tail) - log_end.AFTER or log_end.went_on(log.tail, at)
         )
         symptom = hit.tier != "cause"
-        if hit.signature.silent and hit.tier == "fallback" and end >= 0:
+        job_ended = end >= 0 and not _STATUS.search(log.tail[end : end + 200])
+        if hit.signature.silent and hit.tier == "fallback" and job_ended:
             continue  # an engine ended with the run
         if hit.signature.silent:
             skipped = hit.order < until and _handled(log, hit)
@@ -160,7 +170,11 @@ def _in_earnest(hit: Hit) -> Hit:
 def waits(hit: Hit, log: Log) -> bool:
     """Whether the program waits or tries again after what the line says."""
     said = hit.text.encode()
-    return hit.signature.waits or _tries(said) or _is_tried_next(log, hit)
+    raised = exceptions.around(log.chains, hit.order, hit.process)
+    inside = bool(raised) and raised[0].start <= hit.order <= raised[-1].at
+    return (
+        (hit.signature.waits and not inside) or _tries(said) or _is_tried_next(log, hit)
+    )
 
 
 def _is_tried_next(log: Log, hit: Hit) -> bool:
@@ -186,13 +200,13 @@ def _tried_again(log: Log, said: list[bytes], at: int) -> bool:
 
 def _caught(log: Log, chain: exceptions.Chain) -> bool:
     """Whether such an attempt ended in these exceptions, or the next line goes on."""
-    if not _ends_program(chain) and _tried_again(
-        log, _before(log, chain), chain[-1].at
-    ):
+    if _ends_program(chain) and not _OPTIONAL.search(chain[-1].type):
+        return False
+    if _tried_again(log, _before(log, chain), chain[-1].at):
         return True
-    after = _after(log, chain[-1].at)
-    goes_on = _GOES_ON.search(after.partition(b"\n")[0][:300])
-    return goes_on is not None and _ends_well(after)
+    next_line, _, after = _after(log, chain[-1].at).partition(b"\n")
+    goes_on = _GOES_ON.search(next_line[:300]) is not None
+    return goes_on and _ends_well(next_line + after)
 
 
 def _after(log: Log, at: int) -> bytes:
@@ -237,8 +251,12 @@ def _handled(log: Log, hit: Hit) -> bool:
     chain = exceptions.around(log.chains, hit.order, hit.process)
     if chain:
         return _is_handled(log, chain)
-    lines = (hit.text.encode(), _after(log, hit.order).partition(b"\n")[0][:300])
-    return any(map(_HANDLED.search, lines))
+    said, next_line = (
+        hit.text.encode(),
+        _after(log, hit.order).partition(b"\n")[0][:300],
+    )
+    same = prefixes.split(next_line)[0] == prefixes.split(said)[0]
+    return bool(_HANDLED.search(said) or (same and _GOES_ON.search(next_line)))
 
 
 def _in_attempt(log: Log, hit: Hit) -> bool:
@@ -274,11 +292,11 @@ def _is_of_tool(log: Log, chain: exceptions.Chain) -> bool:
 def _in_refused(log: Log, hit: Hit) -> bool:
     chain = exceptions.around(log.chains, hit.order, hit.process)
     inside = bool(chain) and hit.order <= chain[-1].at
-    return _refused_at(log, chain[-1].at if inside else hit.order)
+    return _refused(log, chain) if inside else _refused_at(log, hit.order)
 
 
 def _refused(log: Log, chain: exceptions.Chain) -> bool:
-    return _refused_at(log, chain[-1].at)
+    return not _ends_program(chain) and _refused_at(log, chain[-1].at)
 
 
 def _refused_at(log: Log, at: int) -> bool:
@@ -289,7 +307,7 @@ def _refused_at(log: Log, at: int) -> bool:
     after = _after(log, at)
     refused = any(map(_REFUSED.search, after[:1000].splitlines()[:3]))
     last = not log.chains or log.chains[-1][-1].at <= at
-    return refused and last and log_phases.WORKING.search(after) is not None
+    return refused and last and _ANSWERED.search(after) is not None
 
 
 def _known_to_go_on(log: Log, hit: Hit, known: set[bytes]) -> bool:
@@ -300,9 +318,13 @@ def _known_to_go_on(log: Log, hit: Hit, known: set[bytes]) -> bool:
     said = hit.text.encode()
     at = hit.order - log.tail_at
     alone = not exceptions.around(log.chains, hit.order, hit.process)
-    outside = hit.cause.partition(".")[0] in {"env", "ray", "comm", "vllm"}
-    goes_on = _GOES_ON.search(said) is not None and _after(log, hit.order).strip()
-    if at < 0 or not alone or not (goes_on or (_words(said) in known and not outside)):
+    outside = hit.cause.partition(".")[0] in {"env", "ray", "comm", "vllm", "cuda"}
+    outside = outside and hit.cause != "cuda.oom"
+    after = _after(log, hit.order)
+    works = _MEASURED.search(after) is not None or log_end.ends_well(log.tail)
+    goes_on = _GOES_ON.search(said) is not None and works
+    survived = _words(said) in known and not outside and (works or not after.strip())
+    if at < 0 or not alone or not (goes_on or survived):
         return False
     later = any(one[-1].at > hit.order for one in log.chains)
     return not later and not log_end.failed(log.tail, at)
@@ -311,7 +333,7 @@ def _known_to_go_on(log: Log, hit: Hit, known: set[bytes]) -> bool:
 def _ray_retries(log: Log, hit: Hit) -> bool:
     """Whether Ray reports a worker whose task it retries, and the log ends well."""
     told = _RAY_RETRIES.search(hit.text.encode()) is not None
-    return told and log_end.ends_well(log.tail)
+    return told and log_end.last_step(log.tail) < 0 and log_end.ends_well(log.tail)
 
 
 def _in_ignored(log: Log, hit: Hit) -> bool:
@@ -321,7 +343,11 @@ def _in_ignored(log: Log, hit: Hit) -> bool:
 
 def _ignored(log: Log, chain: exceptions.Chain) -> bool:
     """Whether Python only printed the exceptions, as those of a destructor."""
-    return any(_IGNORED in line for line in _before(log, chain))
+    start = max(0, min(one.start for one in chain) - log.tail_at)
+    end = max(0, log.tail.find(b"\n", start))  # of its first line, or the one before
+    lines = log.tail[max(0, start - 2000) : end].splitlines()[-2:]
+    process = chain[-1].process.encode()
+    return any(_IGNORED in one and prefixes.split(one)[0] == process for one in lines)
 
 
 def _of_answer(log: Log, hit: Hit) -> bool:

@@ -399,7 +399,8 @@ def _constant(series: Series, run: Run) -> Iterator[NumberFinding]:
     learned = robust.trend(series.values[:at]) > SURE
     if learned and series.values[-1] == max(series.values):
         return  # everything is solved
-    differed = at > 0 and series.values[-1] != 0  # which a hard task may give for long
+    # A hard task may give 0 for long, an easy one all that there is.
+    differed = at > 0 and series.values[-1] not in {0, max(series.values)}
     if len(series) - at >= max(ENOUGH if differed else 10, len(series) // 3):
         text = f"is {series.values[-1]:.4g} in every step from here on"
         yield found(series, at, "train.diverged", text)
