@@ -659,9 +659,14 @@ def test_what_ray_tries_again_fails_no_job_whose_last_line_says_what_it_saved() 
 )
 def test_a_trainer_that_has_made_its_most_steps_has_ended(end: str) -> None:
     text = START + steps(1, 4) + end + "\n"
-    noise = "(W pid=7) terminate called without an active exception\n"
-    assert verdict_at("16:00:00", text + noise) == "healthy"
+    assert verdict_at("16:00:00", text) == "healthy"
     assert verdict_at("16:00:00", text.replace(end, "")) == "hung"
+
+
+def test_a_program_may_go_on_after_lightnings_trainer() -> None:
+    end = "`Trainer.fit` stopped: `max_steps=4` reached.\n"
+    stage = "16:00:07 INFO stage 2: still sampling\n"
+    assert verdict_at("20:00:00", START + steps(1, 4) + end + stage) != "healthy"
 
 
 @pytest.mark.parametrize(

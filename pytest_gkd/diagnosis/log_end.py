@@ -67,6 +67,7 @@ _CLOSING = Pattern(
     rb"|all (?:steps|stages)|epochs?)\b.{0,30}"
     rb"\b(?:complete|completed|finished|done|ok|(?:status|code) 0)"
     rb"\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$"
+    rb"|`Trainer\.fit` stopped: `max_\w+=\d+` reached\W*$"
 )
 # Its last line where it says no such thing, told only once no step is left to do.
 _SAVED = Pattern(
@@ -110,6 +111,7 @@ _HELPER = Pattern(
     rb"(?: \(?pid \d+\)?)?:? (?:has |was )?(?:exited|finished|completed|ended)\b"
 )
 _FAILED_STATUS = Pattern(rb"(?i)\bexit(?:ed with)? (?:code|status):? -?[1-9]\d*")
+_STARTED_ANEW = Pattern(rb"(?i)restart|started (?:anew|again)|ignor")
 # Of a process that its launcher ended.
 _ENDED_BY = Pattern(rb" (?:-15|143)$")
 # How much of what follows an end is read for an exception, in bytes.
@@ -194,7 +196,8 @@ def _of_a_part(tail: bytes, found: Match) -> bool:
     statuses = (
         told[0]
         for line in lines
-        if not of_tool(line) and (told := _FAILED_STATUS.search(line))
+        if not (of_tool(line) or _STARTED_ANEW.search(line))
+        and (told := _FAILED_STATUS.search(line))
     )
     failed = any(_ENDED_BY.search(status) is None for status in statuses)
     return failed or _UNCAUGHT.search(b"\n".join(lines)) is not None
@@ -283,8 +286,9 @@ def went_on(tail: bytes, at: int) -> bool:
     """Whether the program shows that it works, well after this offset."""
     if _last_work(tail) >= max(0, at + AFTER):
         return True
-    if last_step(tail) >= 0 or _TRAINS.search(tail):
-        return False  # others may still serve
+    others = last_step(tail) >= 0 or _TRAINS.search(tail) is not None
+    if others or b"EngineCore encountered a" in tail[max(0, at - 300) : at + 300]:
+        return False  # who serves is another, or answers what it had done before
     served = _SERVED.finditer(tail, max(0, at))
     return sum(1 for _ in itertools.islice(served, SEVERAL)) == SEVERAL
 
@@ -397,7 +401,8 @@ def stuck(tail: bytes) -> bytes:
     worked = max(0, _last_work(tail), last_step(tail), rows(tail))
     last = log_phases.last_mark(tail)
     line = _line(tail, last)  # what waits may still be asked, and say that it is idle
-    idle = b"eceived request" in line or log_phases.IDLE.search(line)
+    idle = b"eceived request" in line or b" throughput: 0.0 tokens/s, R" in line
+    idle = idle or log_phases.IDLE.search(line) is not None
     since = worked if idle else max(worked, last)
     for mark, count, start in (
         (log_phases.WAITING, 2, since),

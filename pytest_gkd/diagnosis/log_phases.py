@@ -136,8 +136,7 @@ _SIGNALS = {b"1": "SIGHUP", b"2": "SIGINT", b"15": "SIGTERM"}
 _SIGNALS |= {b"Terminated": "SIGTERM", b"Hangup": "SIGHUP"}
 # Seen at the end of a run; some programs print it after a failure as well.
 ENDED = Pattern(
-    rb"`Trainer\.fit` stopped: `max_\w+=\d+` reached"
-    rb"|max_steps reached|Model saved to|Saved model to|saved successfully"
+    rb"max_steps reached|Model saved to|Saved model to|saved successfully"
     rb"|Evaluation complete|[Aa]ll (?:tests|checks) passed"
     rb"|Avg bus bandwidth|Out of bounds values : 0 OK|Serving Benchmark Result"
     rb"|was not called before program exit|\bexits successfully"
