@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable
 
 import pytest
@@ -781,3 +782,120 @@ def test_slow_steps_may_be_silent_for_hours_but_not_for_twenty_of_them(
         f"{n // 2:02}:{n % 2 * 3}0:00 INFO Step {n} | Loss 0.03\n" for n in range(1, 21)
     )
     assert verdict_at(now, made) == verdict
+
+
+SERVED = 'INFO:     10.0.3.1:40211 - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+ANSWERED = 'INFO:     10.0.3.1:40212 - "GET /health HTTP/1.1" 200 OK\n'
+REFUSED = 'INFO:     10.0.3.1:40213 - "GET /metrics HTTP/1.1" 404 Not Found\n'
+DIED = (
+    "ERROR 11-28 10:20:05 [core.py:710] Engine core proc EngineCore_0 died "
+    "unexpectedly, shutting down client.\n"
+)
+FATAL = f"ERROR [core.py:710] EngineCore encountered a fatal error.\nERROR {OOM}\n"
+ASSERTS = "CUDA error: device-side assert triggered\n"
+HALF = (
+    "ERROR engine: ValueError: Bfloat16 is only supported on GPUs with compute "
+    "capability of at least 8.0. Your Tesla T4 GPU has compute capability 7.5. You can "
+    "use float16 instead by explicitly setting the `dtype` flag in CLI.\n"
+)
+MADE = START + steps(1, 6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MADE + UNCAUGHT + 3 * SERVED,
+        MADE + UNCAUGHT + REFUSED + ANSWERED,
+        MADE + UNCAUGHT + REFUSED.replace("GET", "POST") + SERVED,
+        MADE + "ERROR " + ASSERTS + steps(7, 12) + "ERROR " + ASSERTS,
+        FATAL + 3 * SERVED,
+        MADE
+        + UNCAUGHT
+        + "run.sh: the trainer failed; skipping the merge\nrun.sh: done\n",
+        MADE + DIED + "watchdog.sh completed with status 0\n",
+        MADE + "ERROR " + ASSERTS + steps(7, 12) + "ERROR " + ASSERTS + "leaving\n",
+        START + HALF + "12:00:09 INFO trainer: shut down\n",
+        MADE + f"ERROR {OOM}; warmup skipped\nmain: bye\n",
+        MADE
+        + f"[rank3] {OOM}\n12:00:07 INFO reducing metrics of 8 ranks\n"
+        + steps(7, 7),
+        MADE + "(W pid=4) Exception ignored in: <function f>\n" + UNCAUGHT,
+        MADE + "[tool-server] OSError: [Errno 98] Address already in use\n",
+        MADE + "(raylet) A worker died or was killed while executing a task by an "
+        "unexpected system error.\n12:00:07 INFO checkpoint saved to /ckpt/last\n",
+        MADE
+        + UNCAUGHT.replace(OOM, "RuntimeError: no")
+        + "Please use fp16 instead\nsaved\n",
+    ],
+)
+def test_what_did_end_a_run_is_not_cleared_by_what_stands_after_it(text: str) -> None:
+    assert judged(text).verdict in {"failed", "unknown"}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "mpirun noticed that process rank 0 exited on signal 6 (Aborted).",
+        "[n1:04411] Signal: Aborted (6)",
+        "Aborted!",
+        "ERROR no rows are left, stopping",
+    ],
+)
+def test_words_of_an_abort_end_a_run(end: str) -> None:
+    assert judged(MADE + end + "\n").verdict in {"failed", "unknown"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MADE + "INFO Request cmpl-7: ERROR proxy lost, giving up\n" + steps(7, 7),
+        MADE + "stderr: Traceback (most recent call last):\n" + steps(7, 7),
+        "".join(f"[10:{n}]: upd {n} R 0.3{n}\n" for n in range(10, 40)),
+    ],
+)
+def test_what_another_says_of_its_end_is_not_the_runs(text: str) -> None:
+    assert judged(text).verdict == "running"
+
+
+def test_a_job_that_is_called_as_a_helper_ends_well() -> None:
+    for job in (
+        "job teacher-kd finished with status 0",
+        "rl-engine-v2 completed with status: 0",
+    ):
+        assert judged(MADE + job + "\n").verdict == "healthy"
+    anew = "[launcher] worker 7: exited with code 137, restarted\n"
+    ended = "[launcher] worker 0: exited with code 0\n"
+    assert judged(MADE + anew + ended).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "INFO 11-28 10:26:01 [async_llm.py:221] Received request cmpl-8: prompt: 'x'\n",
+        "INFO 11-28 10:26:01 [loggers.py:208] Engine 000: Avg prompt throughput: 0.0 "
+        "tokens/s, Avg generation throughput: 0.0 tokens/s, Running: 0 reqs\n",
+    ],
+)
+def test_who_is_asked_while_it_waits_stands_still_all_the_same(last: str) -> None:
+    waits = "INFO No available shared memory broadcast block found in 60 seconds.\n"
+    assert judged(MADE + 6 * waits + last).verdict == "hung"
+    assert judged(MADE + 6 * waits + steps(7, 9)).verdict == "running"
+
+
+def test_what_waits_and_raises_does_not_wait_any_more() -> None:
+    raised = (
+        "torch.distributed.DistBackendError: retrieving ncclUniqueId from [0] failed"
+    )
+    text = "".join(
+        f"0: {line}\n" for line in UNCAUGHT.replace(OOM, raised).splitlines()
+    )
+    assert judged(START + text).verdict == "failed"
+
+
+def test_many_that_exit_are_read_in_time() -> None:
+    text = MADE + "".join(
+        f"pool: process {n} exited with code 0\n" for n in range(20_000)
+    )
+    started = time.process_time()
+    judged(text)
+    assert time.process_time() - started < 20  # it took minutes

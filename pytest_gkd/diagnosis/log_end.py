@@ -27,7 +27,7 @@ AFTER = 2000
 SEVERAL = 3
 
 # What a server prints as it works.
-_SERVED = Pattern(
+SERVED = Pattern(
     rb"POST /(?:v1/[\w/-]*|generate) HTTP/1\.\d\" 200"
     rb"|Avg generation throughput: (?:[1-9]|0\.[1-9])|gen throughput \(token/s\): [1-9]"
 )
@@ -103,7 +103,7 @@ _OF_TOOL = Pattern(
     unless=rb"(?i)server|manager|registry|client|pool",
 )
 # What a launcher says of one of its processes, which need not be the last of them.
-_STATUS = Pattern(rb"(?:code|status):? 0$")
+STATUS = Pattern(rb"(?:code|status):? 0\b")
 _PART = Pattern(rb"(?i)\b(?:process|worker|rank|pid|actor|child)\b")
 _HELPER = Pattern(
     rb"(?i)(?:^|[ \]])"
@@ -146,7 +146,7 @@ def finished(tail: bytes) -> int:
             continue
         if b"server process" in match[0] and _broken(tail[: match.start()]):
             continue  # a server shuts down in an orderly way, whatever the reason
-        if _STATUS.search(match[0]) and _of_a_part(tail, match):
+        if STATUS.search(match[0]) and _of_a_part(tail, match):
             continue
         found = match.start()
         break
@@ -289,7 +289,7 @@ def went_on(tail: bytes, at: int) -> bool:
     others = last_step(tail) >= 0 or _TRAINS.search(tail) is not None
     if others or b"EngineCore encountered a" in tail[max(0, at - 300) : at + 300]:
         return False  # who serves is another, or answers what it had done before
-    served = _SERVED.finditer(tail, max(0, at))
+    served = SERVED.finditer(tail, max(0, at))
     return sum(1 for _ in itertools.islice(served, SEVERAL)) == SEVERAL
 
 

@@ -24,33 +24,32 @@ _NUMBERED = Pattern(
     rb"|\b(?:[Ss]tep|[Ii]ter(?:ation)?|[Uu]pdate|[Rr]ound)[ =:#]{1,2})"
     rb"(?P<number>\d{1,9})(?:\]|/\d+)?(?P<words>[ :,|-]+\w[^\r\n]{0,60})"
 )
-# What a program says about an error after which it goes on.
-_HANDLED = Pattern(
-    rb"(?i)\battempt \d|\bretr(?:y|ies|ied)|\bagain\b|\bskip(?:s|ped|ping)?\b"
-    rb"|\bignor(?:ed?|ing)\b|\bfall(?:s|ing)? back\b|\brestart(?:s|ed|ing)?\b"
-    rb"|\bhalv(?:ed|ing)\b|\breduc(?:ed|ing)\b"
+# What a program does about an error after which it goes on, and what it says of one.
+_WITHOUT = (
+    rb"\bfall(?:s|ing)? back\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
+    rb"|\bhalv(?:ed|ing)\b"
 )
-# What tells of a model's answer, or of a tool that the model called.
+_HANDLED = Pattern(
+    rb"(?i)" + _WITHOUT + rb"|\battempt \d|\bretr(?:y|ies|ied)|\bagain\b|\bskip\b"
+    rb"|\bignore\b|\brestart(?:s|ed|ing)?\b|\breduc(?:ed|ing)\b"
+)
+# What tells of a model's answer, or of an agent; of tools log_end knows.
 _OF_ANSWER = Pattern(
-    rb"(?i)^.{0,60}?(?:\[(?:[\w-]*sandbox[\w-]*|swe|tool|agent|interpreter)(?: \d+)?\] "
+    rb"(?i)^.{0,60}?(?:\[(?:swe|agent)(?: \d+)?\] "
     rb"|\b(?:answer|candidate|completion|submission|solution) #?\d+(?::| [a-z]+ed\b)"
     rb"|\btool[_ ](?:call|result)\b|\bunit test \d+ of )"
 )
 # What it says just after one that it does without.
 _GOES_ON = Pattern(
-    rb"(?i)\bfall(?:s|ing)? back\b|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
-    rb"|\b\w{2,20}(?:ed|ing)\b[^.;!?]{0,40}\binstead\b|\bskip(?:s|ped|ping)\b"
-    rb"|\bignor(?:ed|ing)\b|\bhalv(?:ed|ing)\b"
+    rb"(?i)" + _WITHOUT + rb"|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
+    rb"|\b\w{2,20}(?:ed|ing)\b[^.;!?]{0,40}\binstead\b"
 )
 # A number that is none of a time or a release.
 _MEASURED = Pattern(rb"(?m)(?:^|[^\d.:])\d{1,9}\.\d{1,12}(?:[^\d.]|$)")
 # What Python prints before an exception that it cannot raise, as a destructor's.
 _IGNORED = b"Exception ignored in"
-# Of one process, which need not be the job's last.
-_STATUS = Pattern(rb"^[^\r\n]{0,40}(?:code|status):? 0\b")
 # A request that was refused.
 _REFUSED = Pattern(rb"\"POST [^\"\r\n]* HTTP/1\.\d\" (?:4\d\d|503)\b")
-_ANSWERED = Pattern(rb"\"POST [^\"\r\n]* HTTP/1\.\d\" 200\b")
 # Ray starts a worker anew, and gives it the task again.
 _RAY_RETRIES = Pattern(
     rb"^\(raylet[^)]*\) .*(?:A worker died or was killed while executing a task"
@@ -114,6 +113,8 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
     steps = log_end.steps(log.tail)
     works = log_end.works(log.tail)
     end = log_end.finished(log.tail)
+    said_so = log.tail[max(0, end) :].partition(b"\n")[0]
+    job_ended = end >= 0 and log_end.STATUS.search(said_so) is None
     stop = log_end.interrupted(log.tail)
     answers = _of_answers(log)
     starved = not run_over and _starved(log)
@@ -125,7 +126,6 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             at < len(log.tail) - log_end.AFTER or log_end.went_on(log.tail, at)
         )
         symptom = hit.tier != "cause"
-        job_ended = end >= 0 and not _STATUS.search(log.tail[end : end + 200])
         if hit.signature.silent and hit.tier == "fallback" and job_ended:
             continue  # an engine ended with the run
         if hit.signature.silent:
@@ -307,7 +307,7 @@ def _refused_at(log: Log, at: int) -> bool:
     after = _after(log, at)
     refused = any(map(_REFUSED.search, after[:1000].splitlines()[:3]))
     last = not log.chains or log.chains[-1][-1].at <= at
-    return refused and last and _ANSWERED.search(after) is not None
+    return refused and last and log_end.SERVED.search(after) is not None
 
 
 def _known_to_go_on(log: Log, hit: Hit, known: set[bytes]) -> bool:
