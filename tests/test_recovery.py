@@ -884,11 +884,11 @@ def test_who_is_asked_while_it_waits_stands_still_all_the_same(last: str) -> Non
 
 def test_what_waits_and_raises_does_not_wait_any_more() -> None:
     raised = (
-        "torch.distributed.DistBackendError: retrieving ncclUniqueId from [0] failed"
+        "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and "
+        "retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but"
     )
-    text = "".join(
-        f"0: {line}\n" for line in UNCAUGHT.replace(OOM, raised).splitlines()
-    )
+    lines = ("Scheduler hit an exception: " + CAUGHT.replace(OOM, raised)).splitlines()
+    text = "".join(f"0: {line}\n" for line in lines)
     assert judged(START + text).verdict == "failed"
 
 
