@@ -487,3 +487,65 @@ def test_a_server_without_requests_is_not_called_stuck() -> None:
     text = render.log_text(found)
     assert "the server is ready when the log ends" in text
     assert "stuck" not in text
+
+
+PACKAGES = "/opt/env/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("file", "function", "code", "raised", "cause"),
+    [
+        (
+            f"{PACKAGES}/safetensors/torch.py",
+            *("_tobytes", "tensor = tensor.cpu()"),
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "cuda.illegal-access",
+        ),
+        (
+            f"{PACKAGES}/ray/_private/parameter.py",
+            *("update_pre_selected_port", "raise ValueError("),
+            "ValueError: Ray component worker_ports is trying to use a port number 1002"
+            " that is used by other components.",
+            "comm.port-in-use",
+        ),
+        (
+            "/job/train.py",
+            *("step", "loss = kd_loss(s, t, rank=dist.get_rank(), temprature=2.0)"),
+            "TypeError: kd_loss() got an unexpected keyword argument 'temprature'",
+            "",
+        ),
+        (
+            "/job/reward.py",
+            *("find", "raise ModuleNotFoundError(domain)"),
+            "ModuleNotFoundError: no reward module for domain geometry",
+            "",
+        ),
+        (
+            "/srv/peft/data.py",
+            *("rows", "raise ValueError("),
+            "ValueError: row 7 of train.jsonl is empty",
+            "",
+        ),
+        (
+            f"{PACKAGES}/verl/trainer/ppo/core_algos.py",
+            *("agg_loss", "x = loss_mask[0]"),
+            "TypeError: 'NoneType' object is not subscriptable",
+            "",
+        ),
+        (
+            f"{PACKAGES}/megatron/bridge/training/train.py",
+            *("forward_step", "t = args.kd_tempreature"),
+            "AttributeError: 'Namespace' object has no attribute 'kd_tempreature'",
+            "config.missing-value",
+        ),
+    ],
+)
+def test_a_place_names_no_cause_that_the_message_does_not_bear(
+    file: str, function: str, code: str, raised: str, cause: str
+) -> None:
+    text = (
+        "Traceback (most recent call last):\n"
+        f'  File "{file}", line 12, in {function}\n    {code}\n{raised}\n'
+    )
+    named = [one.cause for one in judged(text.encode()).causes][:1]
+    assert named == [cause][: bool(cause)]
