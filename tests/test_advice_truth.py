@@ -82,7 +82,12 @@ READERS = {
     "TORCH_CPP_LOG_LEVEL": "torch/lib/libc10.so",
     "TORCH_CUDA_ARCH_LIST": "torch/utils/cpp_extension.py",
     "TORCH_DISTRIBUTED_DEBUG": "torch/distributed/distributed_c10d.py",
+    "SWANLAB_API_KEY": "transformers/integrations/integration_utils.py",
+    "SWANLAB_MODE": "transformers/integrations/integration_utils.py",
     "TRITON_CACHE_DIR": "triton/knobs.py",
+    "WANDB_API_KEY": "ray/air/integrations/wandb.py",
+    "WANDB_MODE": "ray/air/integrations/wandb.py",
+    "WANDB_PROJECT": "transformers/integrations/integration_utils.py",
     "WORLD_SIZE": "torch/distributed/rendezvous.py",
 }
 # Read by the C library, the shell or an HTTP client, whatever is installed.

@@ -9,8 +9,8 @@ import pages
 import pytest
 
 from pytest_gkd.diagnosis import catalogue, proofreading
-from pytest_gkd.diagnosis.catalogue import Rule, RuleError, Signature
-from pytest_gkd.diagnosis.diagnose import diagnose
+from pytest_gkd.diagnosis.catalogue import Fix, Rule, RuleError, Signature
+from pytest_gkd.diagnosis.diagnose import advice, diagnose
 from pytest_gkd.diagnosis.evidence import StageEvidence, TextSource
 from pytest_gkd.report import explain
 from pytest_gkd.stage_api import StageFault
@@ -111,6 +111,31 @@ def test_a_rule_tells_what_to_do_for_a_stage_and_where_it_is_from(rule: Rule) ->
     assert all("\n" not in line and line[0].isupper() for line in found.advice)
     assert rule.sources
     assert rule.confirm
+
+
+WORDED = [
+    pytest.param(rule, fix, id=f"{rule.id}-{fix.said[0]}")
+    for rule in ALL
+    for fix in rule.fixes
+    if fix.said
+]
+
+
+@pytest.mark.parametrize(("rule", "fix"), WORDED)
+def test_a_fix_for_some_words_is_shown_where_they_stand_and_there_first(
+    rule: Rule, fix: Fix
+) -> None:
+    told = f"{[(one.text, one.say, one.example) for one in rule.signatures]}"
+    for word in fix.said:
+        assert word in told
+        for of_stage in (False, True):
+            lines = advice(rule, {fix.framework}, {}, word, of_stage=of_stage)
+            special = {one.line({}) for one in rule.fixes if word in one.said}
+            assert fix.line({}) in lines
+            assert {*lines[: len(special)]} <= special
+            assert fix.line({}) not in advice(
+                rule, {fix.framework}, {}, "", of_stage=of_stage
+            )
 
 
 @pytest.mark.parametrize("rule", ALL, ids=lambda rule: rule.id)

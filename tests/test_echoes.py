@@ -87,6 +87,7 @@ def test_each_kind_is_told(before: bytes, line: bytes, kind: str) -> None:
         (b"", b"bash: line 1: cannot write: " + DISK),
         (b"  reason: OOMKilled\n  a: b\n  c: d\n", b"  message: " + DISK),
         (b"+ python a.py\n", DISK),
+        (b"tool: a\ntool: b\ntool: c\n", b"tool: cannot write: " + DISK),
         (FRAME + b"    f()\n", DISK),
         (b"(A pid=1) [response] b\n", b"(A pid=2) " + OOM),
     ],

@@ -899,3 +899,12 @@ def test_many_that_exit_are_read_in_time() -> None:
     started = time.process_time()
     judged(text)
     assert time.process_time() - started < 20  # it took minutes
+
+
+ASKS = "wandb: Paste an API key from your profile and hit enter: \n"
+TYPED = "wandb: Currently logged in as: jo (team) to https://api.wandb.ai\n"
+
+
+def test_a_prompt_is_a_cause_only_while_nobody_has_answered_it() -> None:
+    assert [one.cause for one in judged(START + ASKS).causes] == ["env.hub-auth"]
+    assert judged(START + ASKS + TYPED + START_OF_ALL + UNKNOWN).causes == ()

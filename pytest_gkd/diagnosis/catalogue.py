@@ -168,7 +168,8 @@ class Fix:
     for the fact with that name. ``framework`` says whose knob it is, ``when`` under
     which condition the fix is right, ``versions`` for which releases it holds,
     ``knobs`` what it names, each as ``kind:name``. A stage that reported all of
-    ``facts`` is offered this fix first, any other not at all.
+    ``facts`` is offered this fix first, any other not at all; so is who sees one of
+    ``said`` in the headline or in a line that shows the cause.
     """
 
     do: str
@@ -178,6 +179,7 @@ class Fix:
     versions: str = ""
     knobs: tuple[str, ...] = ()
     facts: tuple[str, ...] = ()
+    said: tuple[str, ...] = ()
 
     @property
     def form(self) -> str:
@@ -193,10 +195,18 @@ class Fix:
     @property
     def condition(self) -> str:
         """When this fix is right; empty for one that never does harm."""
+        if not self.when and self.said:
+            words = tr(" or ").join(repr(one) for one in self.said)
+            return tr("the log says {words}").format(words=words)
         if self.when or not self.facts:
             return self.when
         facts = tr(" and ").join(self.facts)
         return tr("the failed stage reported {facts}").format(facts=facts)
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it is only for some of those who have the cause."""
+        return bool(self.facts or self.said)
 
     def line(self, facts: Mapping[str, Any]) -> str:
         """The fix on one line, its placeholders filled from ``facts``.
@@ -289,13 +299,13 @@ class Rule:
 
     @property
     def general_first(self) -> list[Fix]:
-        """The fixes for a reader without a stage's facts; those that need any last."""
-        return sorted(self.fixes, key=lambda fix: bool(fix.facts))
+        """The fixes for a reader who only knows the cause; special ones last."""
+        return sorted(self.fixes, key=lambda fix: fix.is_special)
 
     @property
     def first_fix(self) -> Fix:
         """What to try if only the cause is known."""
-        return min(self.fixes, key=lambda fix: (bool(fix.facts), bool(fix.when)))
+        return min(self.fixes, key=lambda fix: (fix.is_special, bool(fix.when)))
 
 
 # All rules by id, in the order of their ids.

@@ -105,13 +105,16 @@ def diagnose(
         hits = tuple(own)
     else:
         return None
+    proofs = tuple(_proofs(evidence, rule, hits))
     return Diagnosis(
         cause=rule.id,
         confidence=confidence,
         title=title,
         why=rule.why,
-        evidence=tuple(_proofs(evidence, rule, hits)),
-        advice=advice(rule, STAGE_FRAMEWORKS, facts, stage=evidence.stage),
+        evidence=proofs,
+        advice=advice(
+            rule, STAGE_FRAMEWORKS, facts, said(title, proofs), stage=evidence.stage
+        ),
         explain=explain_command(rule, shown),
         also=tuple(dict.fromkeys(also)),
     )
@@ -215,20 +218,27 @@ def advice(
     rule: Rule,
     frameworks: Iterable[str],
     facts: Mapping[str, Any] | None = None,
+    shown: str = "",
     *,
     of_stage: bool = True,
     stage: str = "",
 ) -> tuple[str, ...]:
     """The rule's fixes for these frameworks, in order, at most MAX_FIXES.
 
-    For a stage those come first that need its facts (see ``Fix.facts``), in place of
-    what says the same without them, and none tells the user to run that same
-    ``stage``. For a log (not ``of_stage``) the smoke test's
-    options are left out, and the knobs of the trainer that wrote it come before more
-    general ones.
+    Of those for particular words, which come first, only those for words in what is
+    ``shown`` of the cause. For a stage those come first that need its facts (see
+    ``Fix.facts``), in place of what says the same without them, and none tells the user
+    to run that same ``stage``. For a log (not ``of_stage``) the smoke test's options
+    are left out, and the knobs of the trainer that wrote it come before more general
+    ones.
     """
     wanted = {"any", "env", "pytorch", rule.id.partition(".")[0], *frameworks}
-    fixes = [fix for fix in rule.fixes if fix.framework in wanted]
+    every = [
+        fix
+        for fix in rule.fixes
+        if not fix.said or any(one in shown for one in fix.said)
+    ]
+    fixes = [fix for fix in every if fix.framework in wanted]
     if of_stage:
         ours = {knob for fix in fixes for knob in fix.knobs if knob.startswith("gkd:")}
         fixes = [fix for fix in fixes if not _has_twin(fix, ours)]
@@ -238,16 +248,22 @@ def advice(
         # An option is set to one value; a command may be run for more than one reason.
         exact = {fix.knobs for fix in fixes if fix.facts and not _is_command(fix)}
         fixes = [fix for fix in fixes if fix.facts or fix.knobs not in exact]
-        fixes.sort(key=lambda fix: -len(fix.facts))
+        fixes.sort(key=lambda fix: (not fix.said, -len(fix.facts)))
     else:
         fixes = [fix for fix in fixes if not _of_smoke_test(fix)]
-        fixes = fixes or [of_framework(f) for f in rule.fixes if not _of_smoke_test(f)]
+        fixes = fixes or [of_framework(f) for f in every if not _of_smoke_test(f)]
         fixes = [fix for fix in fixes if not fix.facts]
+        fixes.sort(key=lambda fix: not fix.said)
         own = [fix for fix in fixes if fix.framework in TRAINERS]
         others = [fix for fix in fixes if fix.framework not in TRAINERS]
         kept = own[:2] + others[: MAX_FIXES - len(own[:2])]
         fixes = [fix for fix in fixes if fix in kept]
     return tuple(fix.line(facts or {}) for fix in fixes[:MAX_FIXES])
+
+
+def said(title: str, lines: Iterable[EvidenceLine]) -> str:
+    """What a reader sees of a cause: its headline and the lines that show it."""
+    return "\n".join((title, *(line.text for line in lines)))
 
 
 def _has_twin(fix: Fix, ours: set[str]) -> bool:

@@ -43,6 +43,8 @@ _SETTINGS = (
     Pattern(rb"^ *[a-z_]\w* \.{3,} "),
 )
 _LEAST = 2  # of the lines before one that are options as well
+# A tool's name before each of its lines, where an option's would stand once.
+_SIGNED = Pattern(rb"^ *[a-z_][\w./-]*: ")
 # Keys of values that are reported, not set.
 _TELLS = Pattern(
     rb"(?i)^(?:fatal|warning|note|hint|info): |^\W*(?:errors?|level\w*|message|msg|text"
@@ -154,6 +156,7 @@ def _in_lines(above: Iterable[bytes], line: bytes) -> bool:
     if _TELLS.search(line) or _RAISED.search(line):
         return False
     near = list(itertools.islice(filter(bytes.strip, above), 6))
+    signed = _SIGNED.search(line)
     for setting in _SETTINGS:
         goes_on = line.startswith(b"    ") and near and setting.search(near[0])
         if not goes_on and setting.search(line) is None:
@@ -161,6 +164,7 @@ def _in_lines(above: Iterable[bytes], line: bytes) -> bool:
         others = sum(
             setting.search(one) is not None and _TELLS.search(one) is None
             for one in near
+            if signed is None or not one.startswith(signed[0])
         )
         if others >= _LEAST:
             return True

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from pytest_gkd.diagnosis import (
     clocks,
@@ -23,12 +23,18 @@ from pytest_gkd.diagnosis import (
     stack_dump,
     standing,
 )
-from pytest_gkd.diagnosis.catalogue import Catalogue, Signature, explain_command
+from pytest_gkd.diagnosis.catalogue import (
+    Catalogue,
+    Rule,
+    Signature,
+    explain_command,
+)
 from pytest_gkd.diagnosis.diagnose import (
     Diagnosis,
     advice,
     evidence_lines,
     headline,
+    said,
     telling_lines,
 )
 from pytest_gkd.diagnosis.evidence import EvidenceLine, TextSource
@@ -493,19 +499,29 @@ def _causes(
         for one in found
         if one is not root and one not in also
     ]
-    rules = [catalogue[one.cause] for one in (root, *also)]
     return tuple(
-        Diagnosis(
-            cause=rule.id,
+        _told(
+            one,
+            catalogue[one.cause],
+            frameworks,
             confidence=one.confidence if one is root else "guess",
-            title=headline(rule, one.best),
-            why=rule.why,
-            evidence=tuple(evidence_lines(one.hits)),
-            advice=advice(rule, frameworks, one.best.facts, of_stage=False),
-            explain=explain_command(rule),
             consequences=tuple(consequences) if one is root else (),
         )
-        for rule, one in zip(rules, (root, *also), strict=True)
+        for one in (root, *also)
+    )
+
+
+def _told(one: Candidate, rule: Rule, frameworks: set[str], **more: Any) -> Diagnosis:
+    title, evidence = headline(rule, one.best), tuple(evidence_lines(one.hits))
+    facts, seen = one.best.facts, said(title, evidence)
+    return Diagnosis(
+        cause=rule.id,
+        title=title,
+        why=rule.why,
+        evidence=evidence,
+        advice=advice(rule, frameworks, facts, seen, of_stage=False),
+        explain=explain_command(rule),
+        **more,
     )
 
 

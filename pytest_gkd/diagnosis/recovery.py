@@ -73,6 +73,8 @@ _GIVES_UP = Pattern(
 )
 # What a program may do without, though its main module itself asked for it.
 _OPTIONAL = re.compile(r"(?:Import|ModuleNotFound)Error$")
+# A tool that signs its lines asks for something, in the last words of one.
+_ASKS = Pattern(rb"^(?P<tool>[a-z][\w-]{1,20}: ).*: *$")
 # What ends a wait in vain: of a queue, of Ray, of asyncio and concurrent.futures.
 _IN_VAIN = re.compile(r"(?:^|[._])(?:Empty|(?:Get)?TimeoutError)$")
 _DIGITS = re.compile(rb"\d+")
@@ -125,6 +127,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         outlived = works and (
             at < len(log.tail) - log_end.AFTER or log_end.went_on(log.tail, at)
         )
+        outlived = outlived or _is_answered(log, hit)
         symptom = hit.tier != "cause"
         if hit.signature.silent and hit.tier == "fallback" and job_ended:
             continue  # an engine ended with the run
@@ -175,6 +178,13 @@ def waits(hit: Hit, log: Log) -> bool:
     return (
         (hit.signature.waits and not inside) or _tries(said) or _is_tried_next(log, hit)
     )
+
+
+def _is_answered(log: Log, hit: Hit) -> bool:
+    """Whether a tool asked for something in this line and has spoken since."""
+    asks = _ASKS.search(hit.text.encode()) if hit.signature.waits else None
+    after = b"\n" + _after(log, hit.order)
+    return asks is not None and b"\n" + asks[b"tool"] in after
 
 
 def _is_tried_next(log: Log, hit: Hit) -> bool:
