@@ -149,6 +149,11 @@ def is_general(frame: Frame) -> bool:
     return _GENERAL.search(frame.file) is not None
 
 
+def is_own(frame: Frame) -> bool:
+    """Whether a frame lies in the program's own code, not in a library."""
+    return not (_LIBRARY.search(frame.file) or _CALLER.search(frame.file))
+
+
 def in_library(raised: Raised) -> bool:
     """Whether a library's code raised it, as far as its frames tell."""
     files = [frame.file for frame in raised.frames if not _CALLER.search(frame.file)]

@@ -132,6 +132,15 @@ class Log:
         )
         return name, line - first
 
+    def place_at(self, at: int) -> tuple[str, int | None]:
+        """The file and number of the line that holds a byte, None if it is not kept."""
+        if at >= self.tail_at:
+            after = self.tail.count(b"\n", at - self.tail_at)
+            return self.place(self.lines + 1 - after)
+        if at < len(self.head):
+            return self.place(1 + self.head.count(b"\n", 0, at))
+        return self.name, None
+
     def line_at(self, at: int, text: bytes) -> int:
         """The number of the line that holds a byte of ``edges``, passed as ``text``."""
         if at < len(text) - len(self.tail):

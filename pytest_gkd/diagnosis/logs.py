@@ -12,11 +12,11 @@ from pytest_gkd.diagnosis import (
     clocks,
     engine_start,
     exceptions,
+    first_error,
     frames,
     log_end,
     log_phases,
     log_sources,
-    peer_failure,
     phase_marks,
     recovery,
     silence,
@@ -30,6 +30,7 @@ from pytest_gkd.diagnosis.catalogue import (
     explain_command,
 )
 from pytest_gkd.diagnosis.diagnose import (
+    MAX_EVIDENCE,
     Diagnosis,
     advice,
     evidence_lines,
@@ -38,12 +39,13 @@ from pytest_gkd.diagnosis.diagnose import (
     telling_lines,
 )
 from pytest_gkd.diagnosis.evidence import EvidenceLine, TextSource
+from pytest_gkd.diagnosis.first_error import FirstError
 from pytest_gkd.diagnosis.log_file import Log, LogError, opened, read
 from pytest_gkd.diagnosis.log_report import LogReport, Progress
 from pytest_gkd.diagnosis.metrics import findings
 from pytest_gkd.diagnosis.metrics.capacity import capacity
 from pytest_gkd.diagnosis.metrics.judging import NumberFinding
-from pytest_gkd.diagnosis.nearest import nearest
+from pytest_gkd.diagnosis.nearest import nearest, words_of
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.root_cause import Candidate, choose
 from pytest_gkd.diagnosis.scan import Hit, shown
@@ -52,6 +54,7 @@ from pytest_gkd.diagnosis.usual_next import usual_next
 
 MAX_CAUSES = 3
 MAX_PROCESSES = 64
+MOST_OTHERS = 2
 BEFORE = 500  # bytes
 # Causes that occur in one phase only, whoever raised them and whatever was marked last.
 _PHASE_OF_CAUSE = {"data.worker-died": "data", "ray.no-resources": "actor-init"}
@@ -135,9 +138,16 @@ def _verdict(
         phase = failed_in or _phase_of(strong[0], logs, before)
     if strong and not waits:
         seen_only = catalogue[strong[0].cause].seen_by_peer
-        if seen_only and (first := peer_failure.behind(strong[0], found, logs)):
-            return peer_failure.report(*first, strong[0], phase, last)
-        return LogReport("failed", phase, causes, last=last)
+        if seen_only and (first := first_error.behind(strong[0], found, logs)):
+            phase = frames.phase_of(first.chain, phase) or phase
+            return _unknown(logs, phase, last, found[:1], catalogue, first)
+        own = "*" in catalogue[strong[0].cause].consequence_of and first_error.of(logs)
+        if not own:
+            return LogReport("failed", phase, causes, last=last)
+        causes = (_brought_about(causes[0], own), *causes[1:])
+        alike = nearest(own.words(), catalogue, phase)
+        alike = [one for one in alike if one not in {each.cause for each in causes}]
+        return LogReport("failed", phase, causes, last=last, nearest=tuple(alike))
     survived = () if causes else tuple(_survived(logs))
     crashed = _of(logs, [one for one in processes if one.crashed])
     left = _of(logs, [one for one in processes if one.unfinished])
@@ -298,14 +308,26 @@ def _unknown(
     last: EvidenceLine | None,
     found: list[Candidate],
     catalogue: Catalogue,
+    first: FirstError | None = None,
 ) -> LogReport:
-    telling = _telling(logs)
+    first = first or first_error.of(logs)
     broad = [one.cause for one in found if not one.weak]
-    alike = nearest((line.text for line in telling[:3]), catalogue, phase)
+    alike = nearest(said(logs, first), catalogue, phase)
     guesses = [*dict.fromkeys([*broad, *alike])][:MAX_CAUSES]
     return LogReport(
-        "unknown", phase, last=last, telling=telling, nearest=tuple(guesses)
+        "unknown",
+        phase,
+        last=last,
+        telling=_telling(logs, first),
+        nearest=tuple(guesses),
     )
+
+
+def said(logs: list[Log], first: FirstError | None) -> list[str]:
+    """The words that tell an unknown failure: its first error's, else some lines'."""
+    if first:
+        return [*first.words()]
+    return words_of(" ".join(one.text for one in _telling(logs, None)[:3]))
 
 
 def _survived(logs: list[Log]) -> Iterator[tuple[str, EvidenceLine]]:
@@ -474,14 +496,31 @@ def _last(logs: list[Log]) -> EvidenceLine | None:
     return None
 
 
-def _telling(logs: list[Log]) -> tuple[EvidenceLine, ...]:
+def _brought_about(root: Diagnosis, first: FirstError) -> Diagnosis:
+    """A mere consequence, shown with the error that brought it about."""
+    told = [*first.lines()]
+    lines = {line.line for line in told} - {None}
+    rest = [line for line in root.evidence if line.line not in lines]
+    sure = "likely" if root.confidence == "certain" else root.confidence
+    shown = (*told, *rest[: max(0, MAX_EVIDENCE - len(told))])
+    return replace(root, confidence=sure, evidence=shown)
+
+
+def _telling(logs: list[Log], first: FirstError | None) -> tuple[EvidenceLine, ...]:
+    """The first error, and those of the last lines that tell of another one."""
+    told = [*first.lines()] if first else []
     sources = []
     for log in logs:
         text = log.tail[-200_000:].decode("utf-8", "replace")
         sources.append(TextSource(log.name, text))
     lines = telling_lines(sources)
     # Only the end was examined, so its line numbers are not the file's.
-    return tuple(EvidenceLine(line.source, None, line.text) for line in lines)
+    rest = [EvidenceLine(line.source, None, line.text) for line in lines]
+    if first:
+        known = {first.message, *(frame.code for frame in first.raised.frames)} - {""}
+        rest = [one for one in rest if not any(text in one.text for text in known)]
+        rest = rest[:MOST_OTHERS]
+    return (*told, *rest)
 
 
 def _causes(

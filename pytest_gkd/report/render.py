@@ -274,7 +274,7 @@ def log_text(report: LogReport) -> str:
         lines += _log_causes(report)
     elif report.verdict == "unknown":
         lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
-        lines += wrapped(_label(tr("like")), _guesses(report.nearest))
+    lines += wrapped(_label(tr("like")), _guesses(report.nearest))
     lines += _suspects(report)
     if report.verdict not in {"failed", "unknown"}:
         lines += _numbers_noted(report)

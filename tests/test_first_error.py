@@ -1,0 +1,118 @@
+"""The first error of a failure that no rule knows, and where it was raised."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from pytest_gkd.diagnosis import catalogue, first_error, log_file, logs
+from pytest_gkd.diagnosis.log_report import LogReport
+from pytest_gkd.report import render
+
+CATALOGUE = catalogue.load()
+PACKAGES = "/opt/env/lib/python3.11/site-packages"
+
+
+def raised(error: str, *places: str) -> str:
+    """A traceback; each place is ``file:function:code``."""
+    lines = ["Traceback (most recent call last):"]
+    for place in places:
+        file, function, code = place.split(":", 2)
+        lines += [f'  File "{file}", line 20, in {function}', f"    {code}"]
+    return "\n".join([*lines, error, ""])
+
+
+MOON = raised(
+    "MoonError: no moon tonight",
+    "/job/run.py:main:trainer.fit()",
+    f"{PACKAGES}/verl/trainer/ppo/ray_trainer.py:fit:tide(batch)",
+    f"{PACKAGES}/numpy/lib/tides.py:tide:raise MoonError('no moon tonight')",
+)
+SEEN = raised(
+    "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [x]:4",
+    "/job/other.py:wait:dist.barrier()",
+)
+
+
+def log_of(*texts: str) -> log_file.Log:
+    return log_file.read(io.BytesIO("".join(texts).encode()), "x.log", 0, CATALOGUE)
+
+
+def judged(*texts: str) -> LogReport:
+    return logs.judge([log_of(*texts)], CATALOGUE)
+
+
+def test_an_unknown_failure_is_told_with_the_places_of_its_error() -> None:
+    report = judged("starts\n", MOON)
+    assert report.verdict == "unknown"
+    error, *places = report.telling
+    assert (error.line, error.text) == (9, "MoonError: no moon tonight")
+    assert [one.text for one in places] == [
+        "numpy/lib/tides.py:20 in tide: raise MoonError('no moon tonight')",
+        "verl/trainer/ppo/ray_trainer.py:20 in fit: tide(batch)",
+        "/job/run.py:20 in main: trainer.fit()",
+    ]
+
+
+def test_a_place_is_told_once() -> None:
+    report = judged(raised("MoonError: dark", "/job/run.py:main:rise()"))
+    assert [one.text for one in report.telling] == [
+        "MoonError: dark",
+        "/job/run.py:20 in main: rise()",
+    ]
+
+
+def test_errors_of_others_follow_the_first() -> None:
+    other = raised("CometError: a tail", "/job/run.py:main:fly()")
+    texts = [one.text for one in judged(MOON, "\n", other).telling]
+    assert texts[0].startswith("MoonError")
+    assert "CometError: a tail" in texts[3:]
+    assert not any("MoonError: no" in text for text in texts[1:])
+
+
+@pytest.mark.parametrize("texts", [(MOON, "\n", SEEN), (SEEN, "\n", MOON)])
+def test_what_a_peer_sees_is_not_the_first_error(texts: tuple[str, ...]) -> None:
+    assert (found := first_error.of([log_of(*texts)])) is not None
+    assert found.raised.type == "MoonError"
+    assert first_error.of([log_of(SEEN)]) is None
+
+
+def test_an_error_that_the_run_outlived_is_not_the_first() -> None:
+    steps = "".join(f"step:{n} - loss:0.{n} - time:1.0\n" for n in range(1, 9))
+    last = raised("CometError: a tail", "/job/run.py:main:fly()")
+    assert (found := first_error.of([log_of(MOON, steps, last)])) is not None
+    assert found.raised.type == "CometError"
+
+
+def test_the_error_behind_a_dead_engine_is_shown_first() -> None:
+    died = "(APIServer pid=1) ERROR EngineCore encountered an issue. See stack trace\n"
+    (engine,) = judged(MOON, died).causes
+    assert (engine.cause, engine.confidence) == ("vllm.engine-died", "likely")
+    assert engine.evidence[0].text == "MoonError: no moon tonight"
+    (alone,) = judged(died).causes
+    assert (alone.confidence, alone.evidence[0].text) == ("certain", died.strip())
+
+
+def test_what_resembles_the_error_behind_a_dead_engine_is_told_as_a_guess() -> None:
+    error = raised("ValueError: no memory of the GPU is left for KV blocks", "a.py:f:g")
+    died = "EngineCore encountered an issue. See stack trace\n"
+    report = judged(error, died)
+    assert "vllm.kv-cache" in report.nearest
+    assert not {one.cause for one in report.causes} & {*report.nearest}
+    assert "vllm.kv-cache" in render.log_text(report)
+
+
+def test_a_line_that_was_not_kept_has_no_number() -> None:
+    far = "a line\n" * (log_file.EDGE // 7 + 99)
+    log = log_of(far, MOON, far)
+    assert (found := first_error.of([log])) is not None
+    assert next(found.lines()).line is None
+    assert log_of(far, MOON).place_at(0) == ("x.log", 1)
+
+
+def test_what_an_error_says_is_escaped() -> None:
+    hostile = raised("MoonError: \x1b]0;x\x07::error::y\u202e", "/job/a\x1b.py:f:g\x07")
+    for line in judged(hostile).telling:
+        assert line.text.isprintable()
+        assert "::error::" not in line.text
