@@ -221,6 +221,24 @@ def test_a_broad_rules_frame_loses_to_the_message_of_the_same_exception() -> Non
 
 
 @pytest.mark.parametrize(
+    "asks",
+    [
+        {"innermost": ["vllm/v1/"]},
+        {"text": ["kv_cache"], "example": '  File "kv_cache.py", line 7, in check'},
+    ],
+)
+def test_a_place_tells_nothing_of_an_exception_that_is_a_fault_of_its_code(
+    asks: dict[str, Any],
+) -> None:
+    assert hits(TRACEBACK, **asks)
+    for fault in ("UnboundLocalError", "RayTaskError(NameError)", "RecursionError"):
+        text = TRACEBACK.replace("mylib.errors.PoolError: ", f"{fault}: ")
+        assert hits(text, **asks) == []
+        assert hits(text, **asks, own_words=True)
+        assert hits(text, **asks, raised=[fault.partition("(")[0]])
+
+
+@pytest.mark.parametrize(
     ("between", "within", "found"), [(0, 3, True), (2, 3, True), (3, 3, False)]
 )
 def test_another_line_is_near_enough(between: int, within: int, found: bool) -> None:

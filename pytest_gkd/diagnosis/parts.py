@@ -23,6 +23,11 @@ from pytest_gkd.diagnosis.stack_dump import Frame
 # The class of an exception that a line quotes.
 _QUOTED = re.compile(r"\b[A-Za-z_]\w*(?:Error|Exception)\b")
 
+# Exceptions that are a fault of the code where they are raised, whatever the job asks.
+_OF_CODE = re.compile(
+    r"\b(?:UnboundLocal|Name|Syntax|Indentation|Tab|Recursion)Error\)?$"
+)
+
 
 def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
     """The hits that count, with the facts of their exceptions, in order.
@@ -30,7 +35,8 @@ def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
     ``chains`` are the exceptions of the same text. A hit without a tier is only the
     ``beside`` text of another rule, and is left out. A broad rule's hit in a frame is
     left out if another rule matches the message of the same exception; so is that of a
-    place where any message may be raised, if the message itself names a cause.
+    place where any message may be raised, if the message itself names a cause, or the
+    exception is a fault of the code there.
     """
     places = Places(chains)
     beside = [hit for hit in hits if not hit.tier]
@@ -72,6 +78,8 @@ def _linked(hit: Hit, chain: Chain, one: Raised | None) -> Hit:
 
 def _held(hit: Hit, chain: Chain, one: Raised | None, beside: list[Hit]) -> Hit | None:
     asks = hit.signature
+    if one is not None and _is_fault_of_code(hit, one):
+        return None
     if asks.of_exception:
         if one is None or not _fits(asks, chain, one):
             return None
@@ -91,6 +99,16 @@ def _held(hit: Hit, chain: Chain, one: Raised | None, beside: list[Hit]) -> Hit 
     if asks.beside and not any(_together(hit, other, chain) for other in near):
         return None
     return hit
+
+
+def _is_fault_of_code(hit: Hit, one: Raised) -> bool:
+    """Whether only a place is known, of a fault of the code there.
+
+    A rule may ask for such an exception, and a user's own for any at a place.
+    """
+    asks = hit.signature
+    wanted = asks.raised or asks.own_words or hit.order >= one.at
+    return not wanted and _OF_CODE.search(one.type) is not None
 
 
 def _is_own(hit: Hit, one: Raised) -> bool:
