@@ -312,7 +312,7 @@ def _unknown(
 ) -> LogReport:
     first = first or first_error.of(logs)
     broad = [one.cause for one in found if not one.weak]
-    alike = nearest(said(logs, first), catalogue, phase)
+    alike = nearest(telling_words(logs, first), catalogue, phase)
     guesses = [*dict.fromkeys([*broad, *alike])][:MAX_CAUSES]
     return LogReport(
         "unknown",
@@ -323,7 +323,7 @@ def _unknown(
     )
 
 
-def said(logs: list[Log], first: FirstError | None) -> list[str]:
+def telling_words(logs: list[Log], first: FirstError | None) -> list[str]:
     """The words that tell an unknown failure: its first error's, else some lines'."""
     if first:
         return [*first.words()]
