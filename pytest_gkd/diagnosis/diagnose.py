@@ -113,7 +113,11 @@ def diagnose(
         why=rule.why,
         evidence=proofs,
         advice=advice(
-            rule, STAGE_FRAMEWORKS, facts, said(title, proofs), stage=evidence.stage
+            rule,
+            STAGE_FRAMEWORKS,
+            facts,
+            words_shown(title, proofs),
+            stage=evidence.stage,
         ),
         explain=explain_command(rule, shown),
         also=tuple(dict.fromkeys(also)),
@@ -261,7 +265,7 @@ def advice(
     return tuple(fix.line(facts or {}) for fix in fixes[:MAX_FIXES])
 
 
-def said(title: str, lines: Iterable[EvidenceLine]) -> str:
+def words_shown(title: str, lines: Iterable[EvidenceLine]) -> str:
     """What a reader sees of a cause: its headline and the lines that show it."""
     return "\n".join((title, *(line.text for line in lines)))
 

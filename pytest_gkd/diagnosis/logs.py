@@ -35,8 +35,8 @@ from pytest_gkd.diagnosis.diagnose import (
     advice,
     evidence_lines,
     headline,
-    said,
     telling_lines,
+    words_shown,
 )
 from pytest_gkd.diagnosis.evidence import EvidenceLine, TextSource
 from pytest_gkd.diagnosis.first_error import FirstError
@@ -552,7 +552,7 @@ def _causes(
 
 def _told(one: Candidate, rule: Rule, frameworks: set[str], **more: Any) -> Diagnosis:
     title, evidence = headline(rule, one.best), tuple(evidence_lines(one.hits))
-    facts, seen = one.best.facts, said(title, evidence)
+    facts, seen = one.best.facts, words_shown(title, evidence)
     return Diagnosis(
         cause=rule.id,
         title=title,
