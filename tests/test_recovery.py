@@ -908,3 +908,226 @@ TYPED = "wandb: Currently logged in as: jo (team) to https://api.wandb.ai\n"
 def test_a_prompt_is_a_cause_only_while_nobody_has_answered_it() -> None:
     assert [one.cause for one in judged(START + ASKS).causes] == ["env.hub-auth"]
     assert judged(START + ASKS + TYPED + START_OF_ALL + UNKNOWN).causes == ()
+
+
+def test_items_that_are_done_one_after_another_show_that_a_run_goes_on() -> None:
+    def items(first: int, last: int) -> str:
+        every = range(first, last + 1)
+        return "".join(f"task {n} of 40: {'ok' if n % 3 else 'no'}\n" for n in every)
+
+    text = START + items(1, 4) + CAUGHT
+    assert survived(judged(text + items(6, 9))) == ["cuda.oom"]
+    assert judged(text + items(6, 7)).causes[0].cause == "cuda.oom"
+    tries = "".join(f"attempt {n} of 40 was made\n" for n in range(1, 9))
+    assert judged(START + CAUGHT + tries).causes[0].cause == "cuda.oom"
+    # Of items that are counted anew, or of as many others, none goes on.
+    again = "".join(f"task {n} of 40: ok\n" for n in (3, 1, 2, 1, 3))
+    assert judged(text + again).causes[0].cause == "cuda.oom"
+
+
+def test_rows_with_a_gap_behind_them_show_that_a_run_went_on() -> None:
+    def made(first: int, last: int) -> str:
+        every = range(first, last + 1)
+        return "".join(
+            f"it {n:05d} | kd 0.1{n % 7}{n % 10} | 2.{n % 3} s\n" for n in every
+        )
+
+    text = START + made(1, 5) + CAUGHT
+    assert survived(judged(text + made(6, 9) + "...\n" + made(99, 100))) == ["cuda.oom"]
+    assert judged(text + made(6, 7) + "...\n" + made(99, 100)).causes
+
+
+RESTARTS = (
+    "I1127 07:18:05 311 torch/distributed/elastic/agent/server/api.py:900] [default] "
+    "Worker group FAILED. 2/3 attempts left; will restart worker group\n"
+)
+
+
+def test_what_a_launcher_begins_anew_was_survived() -> None:
+    text = START + steps(1, 4) + UNCAUGHT + RESTARTS
+    assert judged(text).causes[0].cause == "cuda.oom"
+    meets = "12:00:09 INFO loading shard 1\n"
+    assert survived(judged(text + meets)) == ["cuda.oom"]
+    assert verdict_at("16:00:00", text + meets) == "hung"
+    assert judged(text + meets + UNCAUGHT).causes[0].cause == "cuda.oom"
+
+
+def test_who_resumes_after_its_steps_was_begun_again() -> None:
+    resumes = "12:00:07 INFO resumed from step 4 (/ckpt/4)\n"
+    text = START + steps(1, 4) + UNCAUGHT + resumes
+    assert survived(judged(text + steps(5, 8))) == ["cuda.oom"]
+    # Out of a buffer: it was begun with that.
+    assert judged(START + UNCAUGHT + resumes + steps(5, 8)).causes
+
+
+def test_what_is_asked_of_a_cluster_is_there_once_it_has_grown() -> None:
+    waits = (
+        "(autoscaler +7s) Error: No available node types can fulfill resource request "
+        "{'CPU': 8.0}. Add suitable node types to this cluster to resolve this issue.\n"
+    )
+    grown = "(autoscaler +52s) Resized to 17 GPUs.\n"
+    assert verdict_at("12:00:02", START + waits + grown) == "running"
+    assert verdict_at("12:00:02", START + grown + waits) == "hung"
+
+
+def test_a_disk_that_is_still_tried_is_waited_for() -> None:
+    waits = "nfs: server 10.0.0.200 not responding, still trying\n"
+    assert verdict_at("16:00:00", START + steps(1, 4) + waits) == "hung"
+
+
+def test_programs_of_answers_end_none_though_one_is_the_last_word() -> None:
+    def item(n: int, raised: str) -> str:
+        return f"eval {n}/164: fail\n{START_OF_ALL}{raised}\n"
+
+    written = '  File "/tmp/tmpk3v1/solution.py", line 4, in <module>\nIndexError: no'
+    broken = '  File "<string>", line 4\n    def f(x)\n            ^\nSyntaxError: x'
+    text = START + "".join(f"eval {n}/164: pass\n" for n in range(1, 5))
+    for last in (written, broken):
+        several = text + item(5, written) + item(6, last) + "eval 7/164: pass\n"
+        assert judged(several + item(8, last)).verdict == "running"
+    assert judged(text + item(5, written)).verdict == "unknown"
+    own = written.replace("/tmp/tmpk3v1/solution.py", "/home/a/train.py")
+    assert judged(text + item(5, written) + item(6, own)).verdict == "unknown"
+
+
+@pytest.mark.parametrize("tool", ["interpreter", "sandbox"])
+def test_the_programs_own_error_after_a_tools_is_its_own(tool: str) -> None:
+    of_tool = CAUGHT.replace(OOM, "ValueError: no").replace(
+        "/home/a/train.py", "<stdin>"
+    )
+    marked = "".join(f"[{tool}] {line}\n" for line in of_tool.splitlines())
+    text = START + steps(1, 4) + marked
+    assert judged(text).verdict == "running"
+    assert judged(text + CAUGHT).causes[0].cause == "cuda.oom"
+    # Also one that comes without a traceback of its own.
+    assert judged(text + OOM + "\n").causes[0].cause == "cuda.oom"
+    assert judged(f"{text}[{tool}] {OOM}\n").verdict == "running"
+
+
+def test_what_is_written_in_part_is_no_good_end() -> None:
+    killed = "(raylet) 1 Workers (tasks / actors) killed due to memory pressure (OOM)\n"
+    text = START + "12:00:02 INFO 40 tables, 812 rows each\n" + killed
+    assert not judged(text + "results written to out/part.json\n").causes
+    causes = judged(text + "partial results written to out/part.json\n").causes
+    assert causes[0].cause == "ray.memory-monitor"
+
+
+@pytest.mark.parametrize("told", ["code -11, started anew", "code 137, restarted"])
+def test_a_worker_that_is_started_anew_fails_no_run_that_makes_a_step(
+    told: str,
+) -> None:
+    text = START + steps(1, 4) + f"12:00:05 worker 7 (pid 81): exited with {told}\n"
+    assert judged(text + steps(5, 5)).verdict == "running"
+    ended = text.replace("started anew", "").replace("restarted", "")
+    assert judged(ended).verdict in {"failed", "unknown"}
+
+
+def test_one_of_many_may_stop_for_an_error() -> None:
+    said = "12:00:09 ERROR {}: the page does not load, stopping\n"
+    for part in ("env 7", "sandbox-3", "episode 881"):
+        assert judged(MADE + said.format(part)).verdict == "running"
+    assert judged(MADE + said.format("trainer")).verdict == "unknown"
+
+
+def test_a_bar_that_is_drawn_once_more_is_no_work_after_the_end() -> None:
+    def bar(n: int) -> str:
+        return f" {n}%|####      | {n}/100 [00:{n}<01:00,  1.00s/it, loss=0.{n}]\n"
+
+    bars = "".join(map(bar, range(30, 41)))
+    for end in ("training finished after 40 steps", "run complete"):
+        assert judged(f"{START}{bars}{end}\n{bar(40)}").verdict == "healthy"
+        assert judged(f"{START}{bars}{end}\n{bar(41)}").verdict == "running"
+    assert judged(f"{START}{bars}evaluation done\n{bar(40)}").verdict == "running"
+
+
+def test_an_end_before_the_last_step_that_names_an_exception_is_a_failure() -> None:
+    text = START + "".join(f"step {n}/40 loss 0.{n}\n" for n in range(1, 13))
+    named = "[fit] exception in the loop: RuntimeError: sizes do not match\n"
+    end = "wandb: Find logs at: wandb/run-1/logs\n"
+    assert judged(text + named + end).verdict == "unknown"
+    assert judged(text + end).verdict == "healthy"
+    assert judged(text + "step 40/40 loss 0.1\n" + named + end).verdict == "healthy"
+    assert judged(text + named.replace("[fit]", "skipped: ") + end).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "teacher refused (ConnectionError(111)), no more retries\nstopped at 12\n",
+        "12:00:09 [Launcher] ERROR: giving up, stopping all\n[Launcher] 0 ended\n",
+        '{"event": "run_end", "status": "error", "secs": 4}\n',
+        '{"event": "job_finished", "exit_code": 1}\n',
+    ],
+)
+def test_who_gives_up_at_the_end_has_failed(last: str) -> None:
+    assert judged(MADE + last).verdict == "unknown"
+    assert judged(MADE + last + steps(7, 9)).verdict == "running"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "judge failed for one answer, giving up on it and going on\n",
+        "12:00:09 ERROR: giving up on sample 31\n",
+        '{"event": "run_end", "status": "ok", "exit_code": 0}\n',
+        '{"event": "tool_call", "exit_code": 1}\n',
+    ],
+)
+def test_who_gives_up_a_part_has_not_failed(last: str) -> None:
+    assert judged(MADE + last).verdict in {"running", "healthy"}
+
+
+def test_what_an_actor_ran_for_the_model_may_exit() -> None:
+    ran = "(Agent pid=88) container exited with code 1 (tests failed)\n"
+    assert (
+        judged(MADE + ran + "(Agent pid=89) container started\n").verdict == "running"
+    )
+    assert (
+        judged(MADE + ran.replace("container", "trainer") + START).verdict == "unknown"
+    )
+
+
+def test_a_part_that_fails_after_the_training_fails_no_job_that_says_it_is_done() -> (
+    None
+):
+    end = "12:00:09 INFO {'train_runtime': 9.0, 'train_loss': 2.0}\n"
+    failed = "eval: code failed: OSError: [Errno 28] No space left on device\n"
+    text = START + steps(1, 4) + end + failed
+    assert judged(text + "eval: 3 of 4\nall done\n").verdict == "healthy"
+    assert judged(text + "eval: 3 of 4\n").causes[0].cause == "env.disk-full"
+
+
+def test_a_task_whose_exception_nobody_took_needs_one_step_more() -> None:
+    said = "Task exception was never retrieved\nfuture: <Task finished name='T-1'>\n"
+    raised = START_OF_ALL + UNKNOWN.replace("<module>", "_worker_loop")
+    text = START + steps(1, 4) + said + raised
+    assert judged(text + steps(5, 5)).verdict == "running"
+    assert judged(text).verdict == "unknown"
+    assert judged(text.replace("future", "") + steps(5, 5)).verdict == "unknown"
+
+
+def test_what_ended_no_program_before_ends_none_as_the_last_word() -> None:
+    reset = "[env 12] step failed, resetting: Traceback (most recent call last):\n"
+    own = UNKNOWN.replace("moon.Eclipse", "RuntimeError")
+    raised = reset + own.replace("<module>", "step")
+    text = START + steps(1, 4) + raised + steps(5, 8)
+    assert judged(text + raised).verdict == "running"
+    assert judged(text + raised.replace("no light", "no sun")).verdict == "unknown"
+    assert judged(text + reset + own).verdict == "unknown"
+
+
+def test_a_server_of_programs_that_exit_has_not_failed() -> None:
+    def ran(*codes: int) -> str:
+        return "".join(
+            f"running {n}.py\nprocess {n} exited with code {code}\n{SERVED}"
+            for n, code in enumerate(codes, 40)
+        )
+
+    ready = "12:00:01 INFO:     Application startup complete.\n"
+    assert judged(ready + ran(0, 1, 0, -11, 1, 0, 1)).verdict == "running"
+    # Of processes that end together, or for good, one that failed is no program of
+    # another's.
+    ended = "".join(f"process {n} exited with code {n % 2}\n" for n in range(8))
+    assert judged(START + steps(1, 9) + ended + "12:00:11 INFO the end\n").verdict == (
+        "unknown"
+    )

@@ -41,9 +41,11 @@ _NO_ROW = Pattern(
 _NO_LETTERS = bytes(set(range(256)) - set(string.ascii_letters.encode()))
 # Where it begins, its first whole numbers, and its decimal ones.
 _Row = tuple[int, list[int], list[bytes]]
+# How many of a known number of items are done, as a bar or a program's own line says.
+_TALLY = Pattern(rb"\b(?P<done>\d{1,9}) ?(?:/|of) ?(?P<all>\d{1,9})\b")
 _LINE = Pattern(rb"[^\r\n]+")
 _UNFINISHED = Pattern(
-    rb"\b[1-9]\d?%\|[^|]{0,99}\| \d+(?P<of>/\d+ \[)[^\]\r\n]{0,80}\]?\s*$"
+    rb"\b[1-9]\d?%\|[^|]{0,99}(?P<state>\| \d+(?P<of>/\d+ \[))[^\]\r\n]{0,80}\]?\s*$"
 )
 _NOISE = Pattern(
     rb"Exception ignored in|destroy_process_group|resource_tracker|shutting down"
@@ -53,26 +55,50 @@ _NOISE = Pattern(
 RAISED = Pattern(
     rb"(?m)^ *(?:\([^)]*\) *|\[\w+\]: *)*[\w.]*(?:Error|Exception|Interrupt|Exit)\b"
 )
+# A part of a run that may stop while the run goes on.
+_ONE_OF_MANY = (
+    rb"\b(?:env(?:ironment)?|episode|sandbox|container|tool|trial|rollout|sample|request"
+    rb"|agent|trajectory|shard|row|item|example)s?[ #_=-]{1,2}\d+\b"
+)
 _DEAD = Pattern(
     rb"EngineDeadError|EngineCore encountered a(?:n issue| fatal error)"
     rb"|500 Internal Server Error|Engine core proc \S+ died"
 )
 # An error as the very last line, which says that the program stops.
 _STOPS = Pattern(
-    rb"^.{0,60}\bERROR\b.{0,250}\b(?:stopping|aborting|giving up|exiting)\W*$"
+    rb"^.{0,60}\bERROR\b.{0,250}\b(?:stopping|aborting|giving up|exiting)\W*$",
+    unless=rb"(?i)\bERROR\b\W*" + _ONE_OF_MANY,
+)
+# An attempt that was the last, told in the last lines.
+_GAVE_UP = Pattern(
+    rb"(?i)^.*(?:\b(?:fail\w*|errors?|refused|timed out)\b.{0,200}|\bERROR:? \W*)"
+    rb"\b(?:no (?:more|further) (?:retries|attempts|tries)|giving up|gave up)\b.*",
+    unless=rb"(?i)\bskip|\bignor|\bcontinu|\bgo(?:es|ing) on\b|" + _ONE_OF_MANY,
+)
+# An exception that a line only names, or says to have caught.
+_NAMED = Pattern(
+    rb"(?i)^.*\b(?:exception|error|failed|failure|crash\w*)\b.{0,80}?"
+    rb"\b(?-i:[A-Z])\w*(?:Error|Exception)\b.*",
+    unless=rb"(?i)Exception ignored|\bskip|\bignor|\bretr|\bagain\b|\bcontinu",
 )
 # The closing words of a user's own program.
 _CLOSING = Pattern(
     rb"(?i)\b(?:pipeline|job|run|training|distillation|evaluation|conversion|everything"
     rb"|all (?:steps|stages)|epochs?)\b.{0,30}"
     rb"\b(?:complete|completed|finished|done|ok|(?:status|code) 0)"
-    rb"\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$"
+    rb"\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$|(?:^|[\]:] )all done\W*$"
     rb"|`Trainer\.fit` stopped: `max_\w+=\d+` reached\W*$"
 )
+# What may be over though a bar of other work is drawn once more.
+_CLOSES_PART = Pattern(rb"(?i)\beval|\bconver|\bepoch|\bstage")
 # Its last line where it says no such thing, told only once no step is left to do.
 _SAVED = Pattern(
     rb"(?i)\b(?:saved|written|wrote|exported|uploaded|pushed)\b"
-    rb".{0,80}\b(?:to|in|into|at)\b\W{0,3}[\w~./:-]{2,200}\W*$"
+    rb".{0,80}\b(?:to|in|into|at)\b\W{0,3}[\w~./:-]{2,200}\W*$",
+)
+# What is saved of a run that did not come to its end.
+_IN_PART = Pattern(
+    rb"(?i)\b(?:partial(?:ly)?|incomplete|unfinished|emergency|so far)\b"
 )
 _COUNTER = Pattern(rb"\b(?:(\d{1,9}) {0,9}/ {0,9}|[Ss]tep (\d{1,9}) of )(\d{1,9})\b")
 # What Python's warnings print, two lines each.
@@ -110,10 +136,20 @@ _HELPER = Pattern(
     rb"(?:engine|evaluator|helper|judge|rollout|sampler|server|teacher)s?(?: \d+)?"
     rb"(?: \(?pid \d+\)?)?:? (?:has |was )?(?:exited|finished|completed|ended)\b"
 )
-_FAILED_STATUS = Pattern(rb"(?i)\bexit(?:ed with)? (?:code|status):? -?[1-9]\d*")
+_FAILED_STATUS = Pattern(log_phases.EXIT + rb"-?[1-9]\d*")
+# An actor that tells of what it had run for the model.
+_RAN = Pattern(
+    rb"(?i)pid=\d+[^)]{0,60}\).{0,60}?\b(?:container|sandbox|docker|podman|apptainer"
+    rb"|test|snippet|trial)\b.{0,200}\bexit"
+)
+_STATUS_OF = Pattern(
+    rb"\bprocess \d{1,9} " + log_phases.EXIT + rb"(?P<status>-?\d{1,3})\b"
+)
 _STARTED_ANEW = Pattern(rb"(?i)restart|started (?:anew|again)|ignor")
 # Of a process that its launcher ended.
 _ENDED_BY = Pattern(rb" (?:-15|143)$")
+# How many lines are the last ones, unless said otherwise.
+_LAST = 12
 # How much of what follows an end is read for an exception, in bytes.
 _READ = 1 << 18
 # torchrun's, after the exceptions of its ranks.
@@ -128,7 +164,7 @@ _TRAINS = Pattern(
 )
 
 
-def last_lines(tail: bytes, count: int = 12) -> list[bytes]:
+def last_lines(tail: bytes, count: int = _LAST) -> list[bytes]:
     """The last nonblank lines, without colours and prefixes."""
     lines = [plain(line) for line in tail[-20000:].splitlines()]
     return [line for line in lines if line.strip()][-count:]
@@ -140,6 +176,8 @@ def finished(tail: bytes) -> int:
 
     Nor if something starts afterwards: then another program ended.
     """
+    settled = _settled(tail)
+    redrawn, tail = settled is not tail, settled
     found = -1
     for match in reversed([*log_phases.FINISHED.finditer(tail)]):
         if _quoted(tail, match.start()):
@@ -150,8 +188,9 @@ def finished(tail: bytes) -> int:
             continue
         found = match.start()
         break
-    if found < 0 and _closes(last := last_lines(tail, 25)):
-        found = tail.rfind(last[-1])
+    last = last_lines(tail, 25)
+    if _closes(last) and not (redrawn and _CLOSES_PART.search(last[-1][-200:])):
+        found = max(found, tail.rfind(last[-1]))
     if found >= 0 and (
         log_phases.starts_after(tail, found)
         or last_step(tail) > tail.find(b"\n", found) >= 0
@@ -183,6 +222,19 @@ def of_tool(line: bytes) -> bool:
     return b"] " in line[:100] and _OF_TOOL.search(line[:200]) is not None
 
 
+def _settled(tail: bytes) -> bytes:
+    """The log without a last bar that shows again what it had before other words.
+
+    A bar is drawn once more when it is closed, or when a line was written.
+    """
+    while True:
+        begin = max(map(tail.rstrip().rfind, (b"\n", b"\r"))) + 1
+        bar = _UNFINISHED.search(tail[begin:])
+        if bar is None or bar[b"state"] not in tail[:begin]:
+            return tail
+        tail = tail[:begin]
+
+
 def _of_a_part(tail: bytes, found: Match) -> bool:
     """Whether what ended with status 0 is a tool, or outlived something that failed."""
     begin = tail.rfind(b"\n", 0, found.start()) + 1
@@ -191,7 +243,7 @@ def _of_a_part(tail: bytes, found: Match) -> bool:
         return True
     if not (tail[found.end() :].strip() or _PART.search(line)):
         return False  # of the whole job
-    since = tail[max(0, last_step(tail), rows(tail), begin - _READ) : begin]
+    since = tail[max(0, last_step(tail), rows(tail), begin - _READ) :]
     lines = [prefixes.bare(line) for line in since.splitlines()]
     statuses = (
         told[0]
@@ -222,7 +274,7 @@ def _closes(last: list[bytes]) -> bool:
 
 def _saved(line: bytes) -> bool:
     """Whether it says that something is saved, and where."""
-    return _SAVED.search(line[-300:]) is not None
+    return _SAVED.search(line[-300:]) is not None and not _IN_PART.search(line[-300:])
 
 
 def ends_well(tail: bytes) -> bool:
@@ -257,6 +309,14 @@ def steps_done(tail: bytes) -> int:
     rounds = [one for line in lines for one in _ROUND.finditer(line[:200])][-1:]
     ended = all(one[b"part"] or one[b"at"] == one[b"of"] for one in rounds)
     return steps if ended and not again else 0
+
+
+def _steps_are_left(tail: bytes) -> bool:
+    """Whether the log is one of an end, and the last step that counts itself is not."""
+    begin = max(tail.rfind(b"\n", 0, max(0, last_step(tail))) + 1, 0)
+    counters = [*_COUNTER.finditer(tail[begin:][:2000])]
+    left = any(int(one[1] or one[2]) < int(one[3]) for one in counters[:1])
+    return left and over(tail)
 
 
 def _broken(before: bytes) -> bool:
@@ -299,33 +359,75 @@ def last_step(tail: bytes) -> int:
     return log_phases.STEP.last(tail)
 
 
-@functools.lru_cache(maxsize=64)
 def rows(tail: bytes, steps: int = SEVERAL) -> int:
     """Where the last ``steps`` rows of something counted and measured begin; or -1.
 
     Such are lines of the same words in which a whole number grows evenly, and a decimal
     one does not, whatever they are called.
     """
+    kinds, _ = _rows_and_items(tail)
+    return max((min(own[steps - 1] for own in kind) for kind in kinds), default=-1)
+
+
+def items(tail: bytes, steps: int = SEVERAL) -> int:
+    """Where the last ``steps`` lines begin that tell one after another of work done.
+
+    Of ``task 7 of 40``, in whatever words, but not of a bar; or -1. Such lines may be
+    of any part of a run, such as its data, so they are no steps of it.
+    """
+    _, kinds = _rows_and_items(tail)
+    return max((own[steps - 1] for own in kinds), default=-1)
+
+
+def ends_in_items(tail: bytes) -> bool:
+    """Whether the last of such lines is among the last of all."""
+    last = items(tail, 1)
+    return last >= 0 and tail.count(b"\n", last) <= _LAST
+
+
+@functools.lru_cache(maxsize=64)
+def _rows_and_items(tail: bytes) -> tuple[list[list[list[int]]], list[list[int]]]:
+    """Where the last rows of each kind and process, and items, begin; backwards."""
     kinds: dict[bytes, dict[bytes, list[_Row]]] = {}
+    tallies: dict[tuple[bytes, bytes, bytes], list[tuple[int, int]]] = {}
     start = len(tail)
     for _ in range(MOST_ROWS):
         start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
         line = tail[start : start + 400].partition(b"\n")[0]
-        if b"." in line and not _NO_ROW.search(line):
+        counts = (b"/" in line or b" of " in line) and b"%|" not in line
+        tally = _TALLY.search(line) if counts else None
+        if (tally or b"." in line) and not _NO_ROW.search(line):
             process, words = prefixes.split(line)
+            if tally:
+                named = line[: tally.start()].translate(None, _NO_LETTERS)[-60:]
+                done = tallies.setdefault((process, named, tally[b"all"]), [])
+                done.append((start, int(tally[b"done"])))
             whole, decimals = _numbers(words)
-            kind = kinds.setdefault(words.translate(None, _NO_LETTERS)[:60], {})
-            own = kind.setdefault(process, [])
-            if decimals and len(own) <= SEVERAL:
-                own.append((start, whole, decimals))
+            if decimals:
+                kind = kinds.setdefault(words.translate(None, _NO_LETTERS)[:60], {})
+                kind.setdefault(process, []).append((start, whole, decimals))
         if start == 0:
             break
-    found = [
-        min(of_one[steps - 1][0] for of_one in counted)
-        for kind in kinds.values()
-        if (counted := [of_one for of_one in kind.values() if _counts(of_one)])
-    ]
-    return max(found, default=-1)
+    rows = ([*filter(None, map(_counted, kind.values()))] for kind in kinds.values())
+    return [*filter(None, rows)], [*filter(None, map(_rising, tallies.values()))]
+
+
+def _counted(own: list[_Row]) -> list[int]:
+    """Where the last rows in which several count begin; the last row comes first."""
+    for at in range(len(own) - SEVERAL):
+        window = own[at : at + SEVERAL + 1]
+        if _counts(window):
+            return [start for start, *_ in window]
+    return []
+
+
+def _rising(done: list[tuple[int, int]]) -> list[int]:
+    """Where the last items begin that were done one after another, backwards."""
+    for at in range(len(done) - SEVERAL):
+        window = done[at : at + SEVERAL + 1]
+        if all(late > early for (_, late), (_, early) in itertools.pairwise(window)):
+            return [start for start, _ in window]
+    return []
 
 
 def _numbers(words: bytes) -> tuple[list[int], list[bytes]]:
@@ -351,8 +453,6 @@ def _names(words: bytes, number: Match) -> bool:
 
 def _counts(own: list[_Row]) -> bool:
     """Whether rows, the last first, count evenly and measure something else."""
-    if len(own) <= SEVERAL:
-        return False
     wholes = zip(*(whole for _, whole, _ in own), strict=False)
     decimals = zip(*(measured for _, _, measured in own), strict=False)
     return any(
@@ -513,9 +613,12 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
     """Whether a line from ``since`` on says that the program failed, and it stopped.
 
     Lines that begin at an offset in ``waiting`` do not count: the program waits after
-    these.
+    these. Nor does what is told of a part that was started anew, if a step follows, or
+    of what an actor ran for the model.
     """
     done = steps(tail)
+    last = max(last_step(tail), rows(tail, 1), items(tail, 1))
+    ran = _ran_programs(tail)
     stop = interrupted(tail)
     for line in _LINE.finditer(tail, max(0, since)):
         at = line.start()
@@ -526,12 +629,40 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
         said = plain(line[0][:400])
         if b"Traceback" in said:
             said = prefixes.bare(said)
+        if _RAN.search(line[0][:400]) and tail[line.end() :].strip():
+            continue
+        anew = at < last and _STARTED_ANEW.search(said[:300])
+        if (anew and _PART.search(said[:300])) or (ran and _STATUS_OF.search(said)):
+            continue
         if log_phases.FAILED.search(said[:300]):
             around = tail[max(0, at - 600) : line.end()]
             over = any(step > at for step in done[-2:-1]) or went_on(tail, at)
             if _NOISE.search(around) is None and not over:
                 return True
-    return any(map(_STOPS.search, last_lines(tail, 1)))
+    after = last_lines(tail[max(0, last) :].partition(b"\n")[2])
+    return (
+        any(map(_STOPS.search, after[-1:]))
+        or any(map(_GAVE_UP.search, after[-3:]))
+        or (_steps_are_left(tail) and any(map(_NAMED.search, after)))
+    )
+
+
+def _ran_programs(tail: bytes) -> bool:
+    """Whether programs came and went that were run for others, some of them failing.
+
+    Not processes that end together: something else is said between their ends.
+    """
+    ends = [
+        (found.start(), found[b"status"] == b"0")
+        for found in itertools.islice(_STATUS_OF.finditer(tail), MOST_ROWS)
+    ]
+    apart = all(
+        tail.count(b"\n", a, b) > 1 for (a, _), (b, _) in itertools.pairwise(ends)
+    )
+    kept = [well for _, well in ends]
+    between = kept[kept.index(True) : -1] if True in kept else []
+    turned = sum(early and not late for early, late in itertools.pairwise(between))
+    return apart and turned >= SEVERAL - 1
 
 
 def shuts_down(tail: bytes, at: int) -> bool:

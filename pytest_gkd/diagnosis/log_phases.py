@@ -144,6 +144,8 @@ ENDED = Pattern(
     rb"|^ *100%\|[^|]{0,99}\| (?P<done>\d+)/(?P<all>\d+) \["
     rb"|(?:[Ee]poch|Episode)[^|]{0,40}: 100%\|"
 )
+# What comes before the exit status of a process, whoever tells it.
+EXIT = rb"[Ee]xit(?:ed with)? (?:code|status):? "
 # Python cannot read the program itself; this comes without a traceback.
 _UNREADABLE = Pattern(rb"\^ *\r?\n[^\r\n]{0,100}\b(?:Syntax|Indentation|Tab)Error: ")
 # Signs that a program failed, whatever the reason.
@@ -153,7 +155,9 @@ FAILED = Pattern(
     rb"|\[\w+\.py:\d+\] [\w.]*(?:Error|Exception): "
     rb"|slurmstepd: error|CANCELLED AT "
     rb"|\b(?:FATAL|CRITICAL)\b|Segmentation fault|core dumped"
-    rb"|[Ee]xit(?:ed with)? (?:code|status):? (?:[1-9]|-(?:[4678]|11)\b)"
+    rb"|" + EXIT + rb"(?:[1-9]|-(?:[4678]|11)\b)"
+    rb"|\"(?:run|job|train(?:ing)?)[_ ](?:end|ended|exit|exited|fail|failed|finished)\""
+    rb".{0,120}\"(?:error\"|failed\"|exit_?code\": -?[1-9])"
     rb"|Error executing job with overrides"
     rb"|exits with return code = -?[1-9]|\bfailed \(exitcode: -?[1-9]"
     rb"|Fatal Python error|terminate called after|Aborted(?: *$| {2,}|!)"

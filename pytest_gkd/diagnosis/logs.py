@@ -254,8 +254,9 @@ def _farthest(logs: list[Log]) -> Log:
 def _moves(log: Log) -> bool:
     """Whether the program works, rests or has just made a step where its log ends."""
     rests = log_end.works(log.tail) or log_end.at_rest(log.tail)
+    rests = rests or log_end.ends_in_items(log.tail)
     made_steps = len(log_end.steps(log.tail)) > 1 or log.metrics.works
-    made_steps = made_steps or recovery.outlived_until(log) >= 0
+    made_steps = made_steps or recovery.steps_from(log) >= 0
     last = log_phases.last_phase(log.edges, log.last_step_at)
     return rests or made_steps or last == "after-step"
 

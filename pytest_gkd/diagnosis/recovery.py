@@ -31,7 +31,8 @@ _WITHOUT = (
 )
 _HANDLED = Pattern(
     rb"(?i)" + _WITHOUT + rb"|\battempt \d|\bretr(?:y|ies|ied)|\bagain\b|\bskip\b"
-    rb"|\bignore\b|\brestart(?:s|ed|ing)?\b|\breduc(?:ed|ing)\b"
+    rb"|\bignore\b|\bre(?:start|set)(?:s|ed|ing|ting)?\b|\breduc(?:ed|ing)\b"
+    rb"|^(?:\([^)]*\) *)?future: <Task finished"
 )
 # What tells of a model's answer, or of an agent; of tools log_end knows.
 _OF_ANSWER = Pattern(
@@ -42,6 +43,7 @@ _OF_ANSWER = Pattern(
 # What it says just after one that it does without.
 _GOES_ON = Pattern(
     rb"(?i)" + _WITHOUT + rb"|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
+    rb"|\brecover(?:s|ed|ing)\b"
     rb"|\b\w{2,20}(?:ed|ing)\b[^.;!?]{0,40}\binstead\b"
 )
 # A number that is none of a time or a release.
@@ -57,7 +59,8 @@ _RAY_RETRIES = Pattern(
 )
 # What it says about one after which it waits, and about the last attempt.
 _WAITS = Pattern(
-    rb"(?i)\bwaiting (?:for|until|on)\b|\bwill (?:be )?retr(?:y|ied)\b"
+    rb"(?i)\b(?:waiting (?:for|until|on)|still (?:trying|waiting))\b"
+    rb"|\bwill (?:be )?retr(?:y|ied)\b"
     rb"|\b(?:retry(?:ing)?|try(?:ing)? again)\b.{0,40}\b(?:in|after) [\d.]"
     rb"|\b(?:attempt|try|retry(?:ing)?) [#(]?"
     rb"(?P<number>\d{1,4})(?: of | ?/ ?)(?P<all>\d{1,4})\b"
@@ -71,6 +74,15 @@ _GIVES_UP = Pattern(
     rb"|all attempts|job failed|exit(?:ed|ing|s)?|unreachable)\b"
     rb"|Traceback \(most recent"
 )
+# What a job waits for in a cluster is there.
+_COMES = Pattern(rb"(?m)^\(autoscaler [^)]*\) Resized to ")
+# A launcher begins all ranks anew; a program goes on from what it had saved.
+_ANEW = Pattern(rb"\bwill restart worker group\b")
+_SAYS = Pattern(rb"\n(?:[^\r\n]*Rendezvous'ing [^\r\n]*\n)?[^\r\n]*\S")
+_RESUMES = Pattern(rb"(?i)\b(?:resum(?:ed|es|ing)|restored) (?:from|at)\b")
+# Text that was executed as code, such as a model's answer.
+_EXECUTED = re.compile(r"<(?:string|stdin|unknown)>$|(?:/var)?/tmp/tmp[^/]+/")
+_SYNTAX = re.compile(r"(?:Syntax|Indentation|Tab)Error$")
 # What a program may do without, though its main module itself asked for it.
 _OPTIONAL = re.compile(r"(?:Import|ModuleNotFound)Error$")
 # A tool that signs its lines asks for something, in the last words of one.
@@ -91,17 +103,27 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
     Steps written after an exception that ended the program count only if it was
     restarted: buffered output is written at the very end.
     """
-    until = log.metrics.went_on_from(steps)
-    if until < 0:
-        counted = max(_counted(log.tail, steps), log_end.rows(log.tail, steps))
-        until = log.tail_at + counted if counted >= 0 else -1
+    until, anew = steps_from(log, steps), _begun_anew(log)
+    if until < 0 <= (done := log_end.items(log.tail, steps)):
+        until = log.tail_at + done
+    until = max(until, anew)
     ends = [
         chain[-1].at
         for chain in log.chains
-        if _ends_program(chain) and not _is_of_tool(log, chain)
+        if _ends_program(chain)
+        and not (_is_of_tool(log, chain) or _is_of_answer(log, chain))
     ]
     last = max((end for end in ends if end < until), default=-1)
-    return until if last < 0 or _begun_again(log, last) else -1
+    return until if last <= anew or _begun_again(log, last) else -1
+
+
+def steps_from(log: Log, steps: int = SEVERAL) -> int:
+    """The byte where the last ``steps`` steps begin, in any form; -1 without any."""
+    until = log.metrics.went_on_from(steps)
+    if until >= 0:
+        return until
+    counted = max(_counted(log.tail, steps), log_end.rows(log.tail, steps))
+    return log.tail_at + counted if counted >= 0 else -1
 
 
 def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
@@ -157,6 +179,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             or _in_refused(log, hit)
             or _ray_retries(log, hit)
             or _known_to_go_on(log, hit, known)
+            or (hit.signature.waits and _COMES.search(_after(log, hit.order)))
             or _in_ignored(log, hit)
         ):
             yield replace(hit, weak=True)
@@ -239,7 +262,10 @@ def _is_last(found: Match) -> bool:
 
 
 def failed(log: Log) -> bool:
-    """Whether a line says that the program failed, and it did not go on after it."""
+    """Whether a line says that the program failed, and it did not go on after it.
+
+    What ended no program before ends none as the last word.
+    """
     until, last = (outlived_until(log, steps) for steps in (SEVERAL, 1))
     later = [one for one in log.chains if until <= one[-1].at < last]
     known = {_raised(one) for one in log.chains if one[-1].at < until}
@@ -248,8 +274,10 @@ def failed(log: Log) -> bool:
     waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit, log)}
     lines = _LINE.finditer(log.tail)
     waiting.update(one.start() for one in lines if log_end.of_tool(one[0]))
+    ends_none = (_caught, _is_of_tool, _is_of_answer, _refused, _ignored)
     for chain in log.chains:
-        if any(told(log, chain) for told in (_caught, _is_of_tool, _refused, _ignored)):
+        again = _raised(chain) in known and not _ends_program(chain)
+        if again or any(told(log, chain) for told in ends_none):
             start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
             lines = _LINE.finditer(log.tail, max(0, start), max(0, end))
             waiting.update(one.start() for one in lines)
@@ -285,18 +313,35 @@ def _in_attempt(log: Log, hit: Hit) -> bool:
 
 def _of_answers(log: Log) -> exceptions.Places:
     """The exceptions of text that was executed as code, except the log's last."""
-    return exceptions.Places(
-        chain
-        for chain in log.chains[:-1]
-        if all(frame.file == "<string>" for one in chain for frame in one.frames)
+    return exceptions.Places(chain for chain in log.chains[:-1] if _is_executed(chain))
+
+
+def _is_executed(chain: exceptions.Chain) -> bool:
+    """Whether all of it was raised in text that was executed as code."""
+    files = [frame.file for one in chain for frame in one.frames]
+    return all(map(_EXECUTED.match, files)) and bool(
+        files or _SYNTAX.match(chain[-1].type)
     )
 
 
+def _is_of_answer(log: Log, chain: exceptions.Chain) -> bool:
+    """Whether a model's answer raised, as one before it did that was survived."""
+    if not _is_executed(chain):
+        return False
+    tail = log.tail
+    works = max(log_end.last_step(tail), log_end.rows(tail, 1), log_end.items(tail, 1))
+    first = next(filter(_is_executed, log.chains), chain)
+    return first[-1].at < min(log.tail_at + works, chain[0].start)
+
+
 def _is_of_tool(log: Log, chain: exceptions.Chain) -> bool:
-    """Whether a tool's exceptions begin here, of which only that line is marked."""
-    start = chain[0].start - log.tail_at
-    line = log.tail[max(0, start) :][:200].partition(b"\n")[0]
-    return start >= 0 and log_end.of_tool(line)
+    """Whether a tool's exceptions begin here: all its lines or only this are marked."""
+    start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at))
+    lines = log.tail[max(0, start) : max(0, start, end) + 200].split(b"\n", 2)
+    if start < 0 or not log_end.of_tool(lines[0]):
+        return False
+    whole = any(map(log_end.of_tool, lines[1:2]))
+    return not whole or log_end.of_tool(log.tail[max(0, end) :][:200])
 
 
 def _in_refused(log: Log, hit: Hit) -> bool:
@@ -431,9 +476,21 @@ def _starved(log: Log) -> bool:
     return bool(last) and _ends_program(last) and bool(_IN_VAIN.search(last[-1].type))
 
 
+def _begun_anew(log: Log) -> int:
+    """The byte where a launcher last begins all ranks anew, if they then say more."""
+    at = _ANEW.last(log.tail)
+    return log.tail_at + at if at >= 0 and _SAYS.search(log.tail, at) else -1
+
+
 def _begun_again(log: Log, at: int) -> bool:
-    """Whether the program's opening lines appear again after this byte."""
+    """Whether the program resumes after this byte, or its opening lines appear again.
+
+    What it says of a resumption before its steps may come late, out of a buffer.
+    """
     since = max(0, at - log.tail_at)
+    begun = log_phases.STEP.search(log.tail[:since]) is not None
+    if begun and _RESUMES.search(log.tail, since):
+        return True
     begin = itertools.islice(_LINE.finditer(log.head[:at]), FIRST_LINES)
     first = {_said(one[0]) for one in begin}
     again = (_said(one[0]) for one in _LINE.finditer(log.tail, since))
