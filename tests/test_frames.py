@@ -206,6 +206,24 @@ def called(function: str, code: str, file: str = "a.py") -> str:
             "config",
         ),
         (
+            [
+                called("<module>", "import job", "train.py"),
+                called("<module>", "class GenerateLoss(Base):", "job.py"),
+                called("generate_loss", "x()", "losses.py"),
+            ],
+            "RuntimeError: no",
+            "config",
+        ),
+        (
+            [
+                called("<module>", "job.main()", "train.py"),
+                called("<module>", "run()", "job.py"),
+                called("generate", "x()", "losses.py"),
+            ],
+            "RuntimeError: no",
+            "generation",
+        ),
+        (
             [called("<module>", "main()", "train.py"), called("main", "work()")],
             "ImportError: libcudart.so.13",
             "",

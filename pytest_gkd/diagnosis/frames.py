@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable
 from pathlib import PurePosixPath
@@ -74,6 +75,7 @@ _IMPORTING = re.compile(
     r"^(?:<module>|_run_module_as_main|_run_code|__getattr__|_get_module|import_module|_gcd_import|_find_and_load\w*"
     r"|_call_with_frames_removed|_load_unlocked|exec_module)$"
 )
+_IMPORTS = re.compile(r"\s*(?:from|import)\b")
 _OF_IMPORT = re.compile(r"^(?:Import|ModuleNotFound|Syntax|Indentation|Tab)Error$")
 # Files and functions in these reveal nothing about the job.
 _GENERAL = re.compile(
@@ -171,6 +173,10 @@ def own_words(raised: Raised) -> bool:
 def _imports(raised: Raised) -> bool:
     """Whether a program's own start failed while its modules were imported."""
     names = [frame.function for frame in raised.frames]
+    first = itertools.takewhile(lambda f: _IMPORTING.search(f.function), raised.frames)
+    modules = [frame for frame in first if frame.function == "<module>"]
+    if len(modules) > 1 and all(_IMPORTS.match(frame.code) for frame in modules[:-1]):
+        return True  # a module's own lines may call anything
     return bool(names) and (
         all(_IMPORTING.search(name) for name in names)
         and set(names) != {"__getattr__"}  # a wrapped model looks for an attribute
