@@ -76,6 +76,11 @@ _IMPORTING = re.compile(
     r"|_call_with_frames_removed|_load_unlocked|exec_module)$"
 )
 _IMPORTS = re.compile(r"\s*(?:from|import)\b")
+# In verl 0.6 and 0.7 a worker's rollout_mode (verl/workers/fsdp_workers.py, f9c855f7),
+# since 0.8 its update_weights (verl/workers/engine_workers.py, 1dda039b) wakes the
+# engine for its weights and, once they are there, for its KV cache: part of the sync.
+# Else it is woken to answer.
+_WAKES = "wake_up"
 _OF_IMPORT = re.compile(r"^(?:Import|ModuleNotFound|Syntax|Indentation|Tab)Error$")
 # Files and functions in these reveal nothing about the job.
 _GENERAL = re.compile(
@@ -204,6 +209,8 @@ def _by_table(chain: Chain, role: str, last: str, possible: tuple[str, ...]) -> 
                 continue
             name = _name(frame)
             phase = log_phases.raised_in(f"{PurePosixPath(frame.file).name}:{name}")
+            if name == _WAKES and any(map(_syncs, one.frames)):
+                phase = "weight-sync"
             if phase not in possible or (
                 phase == "config" and _ENGINES_OWN.search(frame.file)
             ):
@@ -214,6 +221,10 @@ def _by_table(chain: Chain, role: str, last: str, possible: tuple[str, ...]) -> 
                 return "teacher"
             return _whose(phase, name, one, role, last)
     return ""
+
+
+def _syncs(frame: Frame) -> bool:
+    return log_phases.raised_in(_name(frame)) == "weight-sync"
 
 
 def _by_name(frame: Frame, of: Raised, role: str, last: str) -> str:
