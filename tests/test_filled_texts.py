@@ -279,7 +279,7 @@ stuck for 3:00 in training-step (likely)
   cause a rank did not enter the collective [comm.collective-timeout]
   more  gkd explain comm.collective-timeout
   2.    perhaps every rank stands in synchronize [cuda.xid]
-        On each node with an engine (no line: it is gone): ray list X (fill in X)
+        On each node with an engine (no line: it is gone): ray list X
 dead: exit code 1 after 1:09, step 2 in phase rollout
 the machine slept for 0:42
 my own words"""
@@ -297,7 +297,7 @@ def test_what_the_watcher_says_is_translated_with_its_labels(chinese: None) -> N
     assert lines[4] == "gkd:   更多  gkd explain comm.collective-timeout"
     assert lines[5].startswith("gkd:   2. ")
     assert lines[6].startswith("gkd:         在每个有引擎的节点上")
-    assert lines[6].endswith("：ray list X（请填写 X）")
+    assert lines[6].endswith("：ray list X")
     assert (
         lines[7]
         == "gkd: 异常退出：运行 1:09 后以退出码 1 结束，第 2 步（阶段 rollout）"

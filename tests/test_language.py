@@ -127,8 +127,6 @@ def test_advice_keeps_its_command_and_its_facts(
 
 def plain(text: str) -> str:
     """Without what differs in the punctuation between the parts."""
-    text = re.sub(r"[（ (]+(?:fill in|请填写) ", "(fill in ", text)
-    text = text.replace(" and ", "和").replace(" 和 ", "和")
     return re.sub(r"[\s:：()（）]", "", text)
 
 

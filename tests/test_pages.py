@@ -95,7 +95,7 @@ def test_a_fix_that_needs_a_fact_comes_last_and_says_which() -> None:
 
 def test_every_placeholder_is_said_to_be_one_beside_its_command() -> None:
     shown = with_fixes("sync.stuck", GENERAL)
-    assert "`py-spy dump --pid PID` (fill in PID)" in pages.card(shown)
+    assert "`py-spy dump --pid PID` |" in pages.card(shown)
     assert "    Fill in: PID.\n" in pages.page(shown["sync.stuck"], shown)
     assert "     fill in: PID\n" in explain.cause_text(shown["sync.stuck"])
 

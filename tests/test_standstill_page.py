@@ -86,7 +86,7 @@ def test_a_standstill_is_told_in_chinese_to_those_who_ask(tmp_path: Path) -> Non
         "observation": "two ranks stand in different collectives, such as all_reduce "
         "here and all_gather there: they took different branches",
         "where": "On each node, for each rank of the trainer",
-        "command": "py-spy dump --pid PID (fill in PID)",
+        "command": "py-spy dump --pid PID",
     }
     processes = [
         {
@@ -102,7 +102,7 @@ def test_a_standstill_is_told_in_chinese_to_those_who_ask(tmp_path: Path) -> Non
         "<strong>请看这里：</strong> ranks 0-6 在 all_reduce 中等待 rank 7，它处于",
         "<li>可能是：两个 rank 停在不同的集合通信里",
         "[comm.mismatch]；在每个节点上，对训练端的每个 rank：py-spy dump",
-        "--pid PID（请填写 PID）",
+        "--pid PID<",
         "rank 1（pid 7）在等一个事件（f, a.py:4）",
         "状态 S，CPU 用时 0.0 s，0 MiB",
         "<h4>rank，MainThread：8 个进程</h4>",

@@ -337,7 +337,7 @@ def test_the_process_that_spoke_last_is_named() -> None:
     found = suspicion("actor-init", text + "\nLoading checkpoint shards: 100%|#")
     assert "py-spy dump --pid 12" in found.suspects[0].command
     blank = suspicion("actor-init", "Loading checkpoint shards: 100%|#")
-    assert "py-spy dump --pid PID (fill in PID)" in blank.suspects[0].command
+    assert blank.suspects[0].command == "py-spy dump --pid PID"
 
 
 def test_what_the_sign_names_fills_the_command() -> None:

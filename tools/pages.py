@@ -165,8 +165,6 @@ def card(catalogue: Catalogue) -> str:
         rule = rules[cause]
         first = rule.first_fix
         run = f"{tr(': ')}`{_cell(first.form)}`" if first.run else ""
-        if first.blanks:
-            run += tr(" (fill in {blanks})").format(blanks=first.blanks)
         link = f"[{cause}](causes/{cause}.md)"
         lines.append(
             f"| {_cell(rule.title)} | {_cell(formed(first.do))}{run} | {link} |"

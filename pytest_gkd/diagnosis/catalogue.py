@@ -209,38 +209,32 @@ class Fix:
         return bool(self.facts or self.said)
 
     def line(self, facts: Mapping[str, Any]) -> str:
-        """The fix on one line, its placeholders filled from ``facts``.
-
-        A placeholder without a fact, or whose fact could break out of its string or
-        word, becomes its name in capitals; the reader is asked to fill it in.
-        """
+        """The fix on one line, its placeholders filled from ``facts``."""
         text = self.do + (f" ({self.when})" if self.when else "")
         text = PLACE.sub(
             lambda found: str(facts.get(found[1]) or found[1].upper()), text
         )
-        open_places: list[str] = []
+        run = self.filled(facts)
+        return f"{text}: {run}" if run else text
+
+    def filled(self, facts: Mapping[str, Any]) -> str:
+        """``run`` with its placeholders filled from ``facts``.
+
+        A placeholder without a fact, or whose fact could break out of its string or
+        word, becomes its name in capitals, for the reader to fill in.
+        """
 
         def value(found: re.Match[str]) -> str:
             before = self.run[: found.start()]
             quoted = any(before.count(mark) % 2 for mark in ("'", '"'))
-            filled = _word(facts.get(found[1]), quoted=quoted)
-            if not filled:
-                open_places.append(found[1].upper())
-            return filled or open_places[-1]
+            return _word(facts.get(found[1]), quoted=quoted) or found[1].upper()
 
-        run = PLACE.sub(value, self.run)
-        if open_places:
-            run += f" (fill in {_listed(open_places)})"
-        return f"{text}: {run}" if run else text
+        return PLACE.sub(value, self.run)
 
 
 def formed(text: str) -> str:
     """The text with its placeholders in capitals."""
     return PLACE.sub(lambda found: found[1].upper(), text)
-
-
-def _listed(names: Iterable[str]) -> str:
-    return " and ".join(dict.fromkeys(names))
 
 
 def _word(fact: Any, *, quoted: bool) -> str:

@@ -126,7 +126,7 @@ class Entry:
 class Suspect:
     """One cause that would explain the silence, and how to verify it.
 
-    ``command`` is ready to paste, except for what it asks to fill in, and typed
+    ``command`` is ready to paste, except for names in capitals, and typed
     ``where``. ``seen`` says that a stack shows where it stands.
     """
 
@@ -405,4 +405,4 @@ def _process(entry: Entry, text: bytes) -> dict[str, Any]:
 
 def _command(entry: Entry, facts: Mapping[str, Any]) -> str:
     """The command with its placeholders filled from the facts."""
-    return Fix("", entry.command).line(facts).removeprefix(": ")
+    return Fix("", entry.command).filled(facts)

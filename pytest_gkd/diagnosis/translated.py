@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gkd.language import ENGLISH, current, tr
+from pytest_gkd.language import ENGLISH, current
 
 if TYPE_CHECKING:
     from pytest_gkd.diagnosis.catalogue import Rule
@@ -49,13 +49,6 @@ def advice(cause: str, text: str) -> str:
     from pytest_gkd.diagnosis import translating
 
     return translating.advice(cause, text)
-
-
-def command(text: str) -> str:
-    """A command, with what it asks its reader to fill in."""
-    run, asks, blanks = text.rpartition(" (fill in ")
-    names = blanks.removesuffix(")").replace(" and ", tr(" and "))
-    return run + tr(" (fill in {blanks})").format(blanks=names) if asks else text
 
 
 def last_sign(phase: str, suspicion: Suspicion) -> str:

@@ -101,7 +101,7 @@ def _fix(fix: Fix, text: str) -> str:
         when = rf" \((?:(?P<of_>{framework}); )?{when}\)"
     else:
         when = rf"(?: \((?P<of_>{framework})\))?"
-    run = r"(?:: (?P<run_>.*?))?(?: \(fill in (?P<blanks_>[A-Z_0-9 and]+)\))?"
+    run = r"(?:: (?P<run_>.*))?"
     found = _matched(_pattern(fix.do, PLACE) + when + run, text)
     if found is None or bool(found["run_"]) != bool(fix.run):
         return ""
@@ -111,9 +111,6 @@ def _fix(fix: Fix, text: str) -> str:
         told += tr(" ({condition})").format(condition="; ".join(conditions))
     if found["run_"]:
         told += tr(": ") + found["run_"]
-    if found["blanks_"]:
-        blanks = found["blanks_"].replace(" and ", tr(" and "))
-        told += tr(" (fill in {blanks})").format(blanks=blanks)
     return told
 
 

@@ -344,7 +344,7 @@ def _suspects(report: LogReport) -> Iterator[str]:
         )
         if one.command:
             # A command must stay on one line to be copied.
-            yield f"           {translated.command(one.command)}"
+            yield f"           {one.command}"
 
 
 def _numbers_noted(report: LogReport) -> Iterator[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from pytest_gkd import sanitize
-from pytest_gkd.diagnosis import translated
 from pytest_gkd.language import tr, tr_filled
 from pytest_gkd.report import flame, templates
 from pytest_gkd.report.page_texts import Files, cut, diagnosis
@@ -99,7 +98,7 @@ def _suspect(one: Mapping[str, Any]) -> str:
     sure = "" if one.get("seen") else tr("perhaps ")
     check = ""
     if one.get("command"):
-        command = translated.command(str(one["command"]))
+        command = str(one["command"])
         check = f"{tr('; ')}{tr(str(one.get('where')))}{tr(': ')}{command}"
     return cut(f"{sure}{tr(str(one.get('observation')))} [{one.get('cause')}]{check}")
 

@@ -196,7 +196,7 @@ def translated_line(line: str) -> str:
         return f"  {padded(tr(label), 5)} {tr_filled(said)}"
     where, command = _where(line)
     if where:
-        return f"        {tr(where)}{tr(': ')}{translated.command(command)}"
+        return f"        {tr(where)}{tr(': ')}{command}"
     sure = f" ({tr('likely')})"
     if stood := _STOOD.fullmatch(line):
         word, time, phase, likely = stood.groups()
