@@ -1131,3 +1131,56 @@ def test_a_server_of_programs_that_exit_has_not_failed() -> None:
     assert judged(START + steps(1, 9) + ended + "12:00:11 INFO the end\n").verdict == (
         "unknown"
     )
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "12:00:09 INFO train: all steps done, total 2 h 11 min (1 restart)",
+        "12:00:09 SUCCESS RL trainer finished!",
+        "12:00:09 INFO train: finished, best loss 0.731",
+        "[12:00:09] distillation over, student saved: student.safetensors",
+        "12:00:09 INFO train: schedule complete",
+        "12:00:09 INFO train: exiting cleanly (code 0)",
+        "[12:00:09] trained 9 iterations, 2 skipped; bye",
+        "[12:00:09] finished 9 iterations",
+        "12:00:09 INFO main: ended normally",
+        '{"event": "run_end", "status": "ok"}',
+        "+ exit 0",
+        "[12:00:09] 训练完成，模型已保存到 /out/student",
+    ],
+)
+def test_an_end_in_a_programs_own_words_is_one(last: str) -> None:
+    assert verdict_at("16:00:00", f"{MADE}{last}\n") == "healthy"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "12:00:09 INFO train: trainer done, saving the model",
+        "12:00:09 INFO train: finished, now the evaluation",
+        "12:00:09 INFO trainer done, step 9 next",
+        "12:00:09 INFO run 3 finished, 4 of 9",
+        "12:00:09 INFO loader: finished 400 rows",
+        "12:00:09 INFO the training is not done",
+        "12:00:09 - INFO - skyrl.train.trainer: Finished: 'policy_train', cost: 0.01s",
+        "[12:00:09] 训练开始",
+    ],
+)
+def test_what_is_yet_to_come_after_an_end_may_hang(last: str) -> None:
+    assert verdict_at("16:00:00", f"{MADE}{last}\n") == "hung"
+
+
+def test_a_run_without_a_step_left_ends_with_a_file_that_it_names() -> None:
+    made = "".join(f"batch {n} of 9: loss 2.0{n}\n" for n in range(1, 10))
+    for last in ("wrote /out/final", "student saved: student.safetensors (2 GiB)"):
+        assert verdict_at("16:00:00", f"{START}{made}{last}\n") == "healthy"
+        cut = made.replace("of 9", "of 90")
+        assert verdict_at("16:00:00", f"{START}{cut}{last}\n") == "hung"
+
+
+def test_an_evaluation_that_names_exceptions_has_ended() -> None:
+    text = START + "Processed prompts:  1%|  | 10/40 [00:03<06:31,  3.34it/s]\n"
+    text += "item 17: sympy failed: SyntaxError: invalid syntax\naccuracy 0.9\n"
+    text += "Warning: destroy_process_group() was not called before program exit\n"
+    assert judged(text).verdict == "healthy"

@@ -87,20 +87,46 @@ _CLOSING = Pattern(
     rb"|all (?:steps|stages)|epochs?)\b.{0,30}"
     rb"\b(?:complete|completed|finished|done|ok|(?:status|code) 0)"
     rb"\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$|(?:^|[\]:] )all done\W*$"
-    rb"|`Trainer\.fit` stopped: `max_\w+=\d+` reached\W*$"
+    rb"|`Trainer\.fit` stopped: `max_\w+=\d+` reached\W*$",
+    unless=rb"(?i)\bnot\b",
+)
+# Words with which a program takes its leave; a failure before them still counts.
+_FAREWELL = Pattern(
+    rb"(?i)^(?P<before>(?:.*[^\w.])?(?:"
+    rb"(?:job|run|train(?:ing|er)?|distillation|orchestrator|schedule|sweep"
+    rb"|all (?:steps|stages|epochs))\b[^,;.]{0,30}"
+    rb"\b(?:complete|completed|finished|done|over|ended)(?P<more>\W{0,3}$| ?[,;(].*)"
+    rb"|(?:finished|completed) (?:all )?\d+ (?:steps|iterations|epochs|updates)\W*$"
+    rb"|(?:good)?bye\W*$|exit(?:ing|ed)? cleanly\b|ended (?:normally|well)\W*$))"
+    rb"|^\+ exit 0$|^\{.*\"(?:run|job|train(?:ing)?)[_ ](?:end|ended|exit|finished)\""
+    rb"|(?:\xe8\xae\xad\xe7\xbb\x83|\xe4\xbb\xbb\xe5\x8a\xa1)(?:\xe5\xb7\xb2)?"
+    rb"(?:\xe5\xae\x8c\xe6\x88\x90|\xe7\xbb\x93\xe6\x9d\x9f)"  # 训练, 任务, 完成, 结束
+)
+# Not if something is yet to come, or they speak of another's end.
+_TO_COME = Pattern(
+    rb"(?i)\b[a-z]{2,}ing\b|\b(?:next|then|now|starts?|waits?|step|round|of)\b"
+    rb"|\d ?/ ?\d"
+)
+_NOT_YET = Pattern(
+    rb"(?i)\b(?:wait\w*|until|when|once|after|before|not?|if|never|fail\w*|error)\b"
 )
 # What may be over though a bar of other work is drawn once more.
 _CLOSES_PART = Pattern(rb"(?i)\beval|\bconver|\bepoch|\bstage")
 # Its last line where it says no such thing, told only once no step is left to do.
 _SAVED = Pattern(
     rb"(?i)\b(?:saved|written|wrote|exported|uploaded|pushed)\b"
-    rb".{0,80}\b(?:to|in|into|at)\b\W{0,3}[\w~./:-]{2,200}\W*$",
+    rb"(?:.{0,80}\b(?:to|in|into|at)\b\W{0,3}[\w~./:-]{2,200}"
+    rb"|\W{1,3}[\w~.:-]*(?:/[\w~./:-]{2,200}|\.[a-z]\w{1,11})"
+    rb"(?: \([^()]{1,40}\))?)\W*$",
 )
 # What is saved of a run that did not come to its end.
 _IN_PART = Pattern(
     rb"(?i)\b(?:partial(?:ly)?|incomplete|unfinished|emergency|so far)\b"
 )
-_COUNTER = Pattern(rb"\b(?:(\d{1,9}) {0,9}/ {0,9}|[Ss]tep (\d{1,9}) of )(\d{1,9})\b")
+_COUNTER = Pattern(
+    rb"\b(?:(\d{1,9}) {0,9}/ {0,9}|(?:[Ss]tep|[Bb]atch|[Uu]pdate) (\d{1,9}) of )"
+    rb"(\d{1,9})\b"
+)
 # What Python's warnings print, two lines each.
 _WARNS = Pattern(rb"Warning: |^ *(?:warnings\.)?warn\(")
 # What the steps may be counted anew in; not the Trainer's epoch, such as 2.0.
@@ -313,10 +339,11 @@ def steps_done(tail: bytes) -> int:
 
 def _steps_are_left(tail: bytes) -> bool:
     """Whether the log is one of an end, and the last step that counts itself is not."""
-    begin = max(tail.rfind(b"\n", 0, max(0, last_step(tail))) + 1, 0)
-    counters = [*_COUNTER.finditer(tail[begin:][:2000])]
-    left = any(int(one[1] or one[2]) < int(one[3]) for one in counters[:1])
-    return left and over(tail)
+    if (step := last_step(tail)) < 0:
+        return False
+    counter = _COUNTER.search(_line(tail, step)[:400])
+    left = counter and int(counter[1] or counter[2]) < int(counter[3])
+    return bool(left) and over(tail)
 
 
 def _broken(before: bytes) -> bool:
@@ -492,8 +519,19 @@ def over(tail: bytes) -> bool:
     if bar and tail.count(bar[b"of"]) == 1:
         return False
     step = tail.rfind(b"\n", 0, max(0, last_step(tail))) + 1
-    ended = any(log_phases.ended(line) for line in last_lines(tail[step:], 25))
+    last = last_lines(tail[step:], 25)
+    ended = any(map(log_phases.ended, last)) or any(map(_takes_leave, last[-1:]))
     return ended and not saves(tail)
+
+
+def _takes_leave(line: bytes) -> bool:
+    """Whether a last line says in the program's own words that all is done."""
+    found = _FAREWELL.search(line[-300:])
+    if found is None:
+        return False
+    more = found[b"more"] or b""
+    said = (found[b"before"] or b"").removesuffix(more)
+    return not (_NOT_YET.search(said) or _TO_COME.search(more))
 
 
 def stuck(tail: bytes) -> bytes:

@@ -84,6 +84,7 @@ FINISHED = Pattern(
     rb"|Training Progress: +100%\|"
     rb"|\b[Tt]raining (?:is )?(?:completed?|finished|done|succeeded)\b"
     rb"|\b[Ff]inished [Tt]raining\b|[Tt]raining finished successfully"
+    rb"|\[after training is done\]"
     rb"|\b[Dd]one training in [\d.]+ seconds"
     rb"|Max number of (?:steps|epochs) has been reached, stopping training"
     rb"|Training took: |Finished server process|\bJob 'raysubmit_\w+' succeeded"
