@@ -1184,3 +1184,33 @@ def test_an_evaluation_that_names_exceptions_has_ended() -> None:
     text += "item 17: sympy failed: SyntaxError: invalid syntax\naccuracy 0.9\n"
     text += "Warning: destroy_process_group() was not called before program exit\n"
     assert judged(text).verdict == "healthy"
+
+
+def test_a_service_beside_the_trainer_may_die_if_that_makes_a_step() -> None:
+    def made(first: int, last: int) -> str:
+        rows = steps(first, last).splitlines(keepends=True)
+        return "".join(f"trainer-1  | {row}" for row in rows)
+
+    died = "{0}   | Segmentation fault (core dumped)\n{0} exited with code 139\n"
+    text = START + made(1, 4)
+    assert judged(text + died.format("reward-1") + made(5, 5)).verdict == "running"
+    assert judged(text + died.format("reward-1")).verdict == "unknown"
+    assert judged(text + died.format("trainer-2") + made(5, 5)).verdict == "unknown"
+
+
+def test_an_error_after_which_a_program_says_how_long_it_sleeps_ends_none() -> None:
+    error = "openai.ApiError: Error code: 429 - tokens per minute\n"
+    sleeps = "12:00:06 judge: limited, sleeping 7.3 s\n"
+    assert judged(MADE + error + sleeps).verdict == "running"
+    assert verdict_at("16:00:00", MADE + error + sleeps) == "hung"
+    assert judged(MADE + error + sleeps + error).verdict == "unknown"
+
+
+def test_what_pip_warns_of_ends_no_program_that_then_begins() -> None:
+    warns = "ERROR: pip's dependency resolver does not currently take into account all"
+    told = f"{warns} the packages.\nvllm 0.9 requires torch==2.7.0, but you have torch "
+    told += "2.8.0 which is incompatible.\nSuccessfully installed torch-2.8.0\n"
+    assert verdict_at("12:00:02", told + START) == "running"
+    assert verdict_at("16:00:00", told + START) == "hung"
+    assert judged(told).verdict == "healthy"
+    assert judged(told + START + UNCAUGHT).causes[0].cause == "cuda.oom"

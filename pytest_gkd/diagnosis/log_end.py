@@ -171,9 +171,15 @@ _RAN = Pattern(
 _STATUS_OF = Pattern(
     rb"\bprocess \d{1,9} " + log_phases.EXIT + rb"(?P<status>-?\d{1,3})\b"
 )
+# As docker compose tells it.
+_ENDS = Pattern(rb"^(?P<who>[A-Za-z][\w.-]*-\d+) exited with code ")
 _STARTED_ANEW = Pattern(rb"(?i)restart|started (?:anew|again)|ignor")
 # Of a process that its launcher ended.
 _ENDED_BY = Pattern(rb" (?:-15|143)$")
+# What pip says after that.
+_OF_PIP = Pattern(
+    rb"^(?:WARNING: |\[notice\]|\x1b|Successfully |Collecting |Installing )"
+)
 # How many lines are the last ones, unless said otherwise.
 _LAST = 12
 # How much of what follows an end is read for an exception, in bytes.
@@ -212,6 +218,8 @@ def finished(tail: bytes) -> int:
             continue  # a server shuts down in an orderly way, whatever the reason
         if STATUS.search(match[0]) and _of_a_part(tail, match):
             continue
+        if b"installed" in match[0] and not _installs_only(tail[match.end() :]):
+            continue
         found = match.start()
         break
     last = last_lines(tail, 25)
@@ -246,6 +254,12 @@ def saves(tail: bytes) -> bool:
 def of_tool(line: bytes) -> bool:
     """Whether a tool that the model called printed the line."""
     return b"] " in line[:100] and _OF_TOOL.search(line[:200]) is not None
+
+
+def _installs_only(after: bytes) -> bool:
+    """Whether only pip says more after the line in which it says what it installed."""
+    lines = filter(bytes.strip, after.partition(b"\n")[2].splitlines())
+    return all(map(_OF_PIP.search, lines))
 
 
 def _settled(tail: bytes) -> bytes:
@@ -673,6 +687,8 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
         if (anew and _PART.search(said[:300])) or (ran and _STATUS_OF.search(said)):
             continue
         if log_phases.FAILED.search(said[:300]):
+            if at < last and _of_another(line[0][:400], _line(tail, last)):
+                continue
             around = tail[max(0, at - 600) : line.end()]
             over = any(step > at for step in done[-2:-1]) or went_on(tail, at)
             if _NOISE.search(around) is None and not over:
@@ -683,6 +699,18 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
         or any(map(_GAVE_UP.search, after[-3:]))
         or (_steps_are_left(tail) and any(map(_NAMED.search, after)))
     )
+
+
+def _of_another(line: bytes, step: bytes) -> bool:
+    """Whether a line is of a process, or tells its end, that is of another kind.
+
+    Than that which makes the step, as ``reward-1`` is of another than ``trainer-1``.
+    """
+    ended = _ENDS.search(line)
+    own = ended[b"who"] if ended else prefixes.split(line)[0]
+    others = prefixes.split(step)[0]
+    kinds = [one.translate(None, _NO_LETTERS) for one in (own, others)]
+    return all(kinds) and kinds[0] != kinds[1]
 
 
 def _ran_programs(tail: bytes) -> bool:

@@ -66,6 +66,7 @@ _WAITS = Pattern(
     rb"(?P<number>\d{1,4})(?: of | ?/ ?)(?P<all>\d{1,4})\b"
 )
 _TRIED_NEXT = Pattern(rb"(?i)^\W*(?:trying (?:to resume|again)|retrying|resuming)\b")
+_SLEEPS = Pattern(rb"(?i)\b(?:sleeping|backing off|retrying) (?:for |in )?[\d.]+ ?s")
 # An attempt that failed, and what follows if the next one did not.
 _FAILED = Pattern(rb"(?i)\bfail|\berror|\brefused|\btimed out")
 _WELL = Pattern(rb"(?i)\b(?:saved|written|succe\w+|done|completed?|ok|recovered|end)\b")
@@ -76,9 +77,9 @@ _GIVES_UP = Pattern(
 )
 # What a job waits for in a cluster is there.
 _COMES = Pattern(rb"(?m)^\(autoscaler [^)]*\) Resized to ")
-# A launcher begins all ranks anew; a program goes on from what it had saved.
-_ANEW = Pattern(rb"\bwill restart worker group\b")
-_SAYS = Pattern(rb"\n(?:[^\r\n]*Rendezvous'ing [^\r\n]*\n)?[^\r\n]*\S")
+# A launcher begins all ranks anew, or all is installed only now; a program goes on
+# from what it had saved.
+_ANEW = Pattern(rb"(?m)\bwill restart worker group\b|^Successfully installed ")
 _RESUMES = Pattern(rb"(?i)\b(?:resum(?:ed|es|ing)|restored) (?:from|at)\b")
 # Text that was executed as code, such as a model's answer.
 _EXECUTED = re.compile(r"<(?:string|stdin|unknown)>$|(?:/var)?/tmp/tmp[^/]+/")
@@ -274,6 +275,9 @@ def failed(log: Log) -> bool:
     waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit, log)}
     lines = _LINE.finditer(log.tail)
     waiting.update(one.start() for one in lines if log_end.of_tool(one[0]))
+    for sleeps in _SLEEPS.finditer(log.tail):  # after what the line before it says
+        end = max(0, log.tail.rfind(b"\n", 0, sleeps.start()))
+        waiting.add(log.tail.rfind(b"\n", 0, end) + 1)
     ends_none = (_caught, _is_of_tool, _is_of_answer, _refused, _ignored)
     for chain in log.chains:
         again = _raised(chain) in known and not _ends_program(chain)
@@ -477,9 +481,10 @@ def _starved(log: Log) -> bool:
 
 
 def _begun_anew(log: Log) -> int:
-    """The byte where a launcher last begins all ranks anew, if they then say more."""
+    """The byte where all is begun anew, or after its installation, if more is said."""
     at = _ANEW.last(log.tail)
-    return log.tail_at + at if at >= 0 and _SAYS.search(log.tail, at) else -1
+    after = log.tail[max(0, at) :].partition(b"\n")[2]
+    return log.tail_at + at if at >= 0 and after.strip() else -1
 
 
 def _begun_again(log: Log, at: int) -> bool:
