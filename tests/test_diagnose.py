@@ -7,7 +7,12 @@ from collections.abc import Mapping
 import pytest
 
 from pytest_gkd.diagnosis import catalogue
-from pytest_gkd.diagnosis.diagnose import Diagnosis, diagnose, telling_lines
+from pytest_gkd.diagnosis.diagnose import (
+    Diagnosis,
+    advice,
+    diagnose,
+    telling_lines,
+)
 from pytest_gkd.diagnosis.evidence import StageEvidence, TextSource
 from pytest_gkd.stage_api import StageFault
 
@@ -217,3 +222,29 @@ def test_a_deeper_cause_replaces_the_death_of_a_process_and_leads_the_advice() -
     alone = found_in(failed(cause="ray.actor-died", message=said, facts=facts))
     assert alone.cause == "ray.actor-died"
     assert alone.advice[0].startswith("Read the last lines of the trainer actor")
+
+
+@pytest.mark.parametrize(
+    ("cause", "trainer", "told", "not_told"),
+    [
+        (
+            "vllm.gpu-memory-utilization",
+            "verl",
+            "actor_rollout_ref.rollout.gpu_memory_utilization=0.4",
+            "--gpu-memory-utilization",
+        ),
+        ("vllm.tp-divisibility", "trl", "vllm_tensor_parallel_size=2", "--tensor"),
+        ("vllm.tp-divisibility", "verl", "tensor_model_parallel_size=2", "--tensor"),
+        ("vllm.compile-capture", "verl", "rollout.enforce_eager=True", "--enforce"),
+        ("vllm.kv-cache", "trl", "vllm_max_model_length=8192", "--gpu-memory"),
+    ],
+)
+def test_a_trainers_log_is_told_its_own_key_in_place_of_the_engines_option(
+    cause: str, trainer: str, told: str, not_told: str
+) -> None:
+    def lines(*frameworks: str) -> tuple[str, ...]:
+        return advice(CATALOGUE[cause], frameworks, of_stage=False)
+
+    assert told in lines(trainer, "vllm")[0]
+    assert not_told not in "".join(lines(trainer, "vllm"))
+    assert not_told in lines("vllm")[0]

@@ -233,8 +233,8 @@ def advice(
     ``shown`` of the cause. For a stage those come first that need its facts (see
     ``Fix.facts``), in place of what says the same without them, and none tells the user
     to run that same ``stage``. For a log (not ``of_stage``) the smoke test's options
-    are left out, and the knobs of the trainer that wrote it come before more general
-    ones.
+    are left out, the knobs of the trainer that wrote it come before more general ones,
+    and take the place of the engine's own options for the same.
     """
     wanted = {"any", "env", "pytorch", rule.id.partition(".")[0], *frameworks}
     every = [
@@ -256,7 +256,7 @@ def advice(
     else:
         fixes = [fix for fix in fixes if not _of_smoke_test(fix)]
         fixes = fixes or [of_framework(f) for f in every if not _of_smoke_test(f)]
-        fixes = [fix for fix in fixes if not fix.facts]
+        fixes = _as_trainer_spells(fix for fix in fixes if not fix.facts)
         fixes.sort(key=lambda fix: not fix.said)
         own = [fix for fix in fixes if fix.framework in TRAINERS]
         others = [fix for fix in fixes if fix.framework not in TRAINERS]
@@ -268,6 +268,23 @@ def advice(
 def words_shown(title: str, lines: Iterable[EvidenceLine]) -> str:
     """What a reader sees of a cause: its headline and the lines that show it."""
     return "\n".join((title, *(line.text for line in lines)))
+
+
+def _as_trainer_spells(fixes: Iterable[Fix]) -> list[Fix]:
+    """The fixes; the trainer's that sets an engine argument replaces the engine's."""
+    fixes = list(fixes)
+    own = [fix for fix in fixes if fix.framework in TRAINERS]
+    spelt = (next((one for one in own if _sets_same(one, fix)), fix) for fix in fixes)
+    return [*dict.fromkeys(spelt)]
+
+
+def _sets_same(own: Fix, fix: Fix) -> bool:
+    """Whether a trainer's fix sets what this one gives the engine as an option."""
+    names = [knob.removeprefix("vllm:") for knob in fix.knobs]
+    is_option = fix.framework == "vllm" and fix.run.startswith("--")
+    return is_option and any(
+        f"vllm:{name}" in own.knobs or name in own.run for name in names
+    )
 
 
 def _has_twin(fix: Fix, ours: set[str]) -> bool:
