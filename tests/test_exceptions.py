@@ -200,6 +200,16 @@ def test_what_real_programs_raised(name: str, way: Callable[[bytes], bytes]) -> 
     assert told(found) == [chain for chain in TOLD[name] for _ in range(times)]
 
 
+def test_a_message_may_end_with_a_port() -> None:
+    text = (
+        b"Traceback (most recent call last):\n"
+        b'  File "/job/buffer.py", line 20, in connect\n    sock = dial(host)\n'
+        b"DialError: nobody answers at 10.0.0.5:6379\n"
+    )
+    ((one,),) = exceptions.read(text)
+    assert (one.type, one.message) == ("DialError", "nobody answers at 10.0.0.5:6379")
+
+
 @pytest.mark.parametrize("name", ["loader", "ray_actors", "ray_killed"])
 def test_a_terminal_of_eighty_columns_changes_nothing(name: str) -> None:
     text = re.sub(r"\x1b\[\d+m", "", (LOGS / f"{name}.log").read_text())

@@ -65,23 +65,51 @@ def test_a_place_is_told_once() -> None:
 
 def test_errors_of_others_follow_the_first() -> None:
     other = raised("CometError: a tail", "/job/run.py:main:fly()")
-    texts = [one.text for one in judged(MOON, "\n", other).telling]
-    assert texts[0].startswith("MoonError")
-    assert "CometError: a tail" in texts[3:]
-    assert not any("MoonError: no" in text for text in texts[1:])
+    echo = "ERROR: ray::run() MoonError: no moon tonight\n"
+    gone = raised("GoneError: worker 3 is no more", "/job/run.py:main:wait()")
+    told = judged(MOON, "\n", other, "\n", other, MOON, "\n", gone, echo).telling
+    assert told[0].text == "MoonError: no moon tonight"
+    assert [one.text for one in told[4:]] == ["CometError: a tail"]
 
 
 @pytest.mark.parametrize("texts", [(MOON, "\n", SEEN), (SEEN, "\n", MOON)])
 def test_what_a_peer_sees_is_not_the_first_error(texts: tuple[str, ...]) -> None:
-    assert (found := first_error.of([log_of(*texts)])) is not None
+    found = [
+        (one.raised.type, one.is_origin) for one in first_error.of([log_of(*texts)])
+    ]
+    assert found == [("MoonError", True), ("RuntimeError", False)]
+
+
+def test_without_another_what_a_peer_sees_is_told() -> None:
+    late = raised("TimeoutError", "/job/loop.py:rollout:await env.step(action)")
+    report = judged(late)
+    assert report.verdict == "unknown"
+    assert [one.text for one in report.telling] == [
+        "TimeoutError",
+        "/job/loop.py:20 in rollout: await env.step(action)",
+    ]
+
+
+def test_of_a_chain_the_first_that_is_no_echo_is_told() -> None:
+    cause = "\nThe above exception was the direct cause of the following exception:\n\n"
+    again = raised("SunError: too bright", "/job/run.py:main:rise()")
+    (found,) = first_error.of([log_of(SEEN, cause, MOON, cause, again)])
     assert found.raised.type == "MoonError"
-    assert first_error.of([log_of(SEEN)]) is None
+
+
+def test_that_an_actor_ended_is_no_guess_where_its_error_is_known() -> None:
+    task = "ray.exceptions.RayTaskError(MoonError): ray::TaskRunner.run() (pid=7)\n"
+    error = raised("RowError: no column prompt", "/job/data.py:rows:row['prompt']")
+    report = judged(error, "\n", task)
+    assert report.verdict == "unknown"
+    assert report.nearest[0] == "data.schema"
+    assert "ray.actor-died" not in report.nearest
 
 
 def test_an_error_that_the_run_outlived_is_not_the_first() -> None:
     steps = "".join(f"step:{n} - loss:0.{n} - time:1.0\n" for n in range(1, 9))
     last = raised("CometError: a tail", "/job/run.py:main:fly()")
-    assert (found := first_error.of([log_of(MOON, steps, last)])) is not None
+    (found,) = first_error.of([log_of(MOON, steps, last)])
     assert found.raised.type == "CometError"
 
 
@@ -90,7 +118,8 @@ def test_the_error_behind_a_dead_engine_is_shown_first() -> None:
     (engine,) = judged(MOON, died).causes
     assert (engine.cause, engine.confidence) == ("vllm.engine-died", "likely")
     assert engine.evidence[0].text == "MoonError: no moon tonight"
-    (alone,) = judged(died).causes
+    gone = raised("GoneError: worker 3 is no more", "/job/run.py:main:wait()")
+    (alone,) = judged(gone, "\n", died).causes
     assert (alone.confidence, alone.evidence[0].text) == ("certain", died.strip())
 
 
@@ -106,9 +135,15 @@ def test_what_resembles_the_error_behind_a_dead_engine_is_told_as_a_guess() -> N
 def test_a_line_that_was_not_kept_has_no_number() -> None:
     far = "a line\n" * (log_file.EDGE // 7 + 99)
     log = log_of(far, MOON, far)
-    assert (found := first_error.of([log])) is not None
+    (found,) = first_error.of([log])
     assert next(found.lines()).line is None
     assert log_of(far, MOON).place_at(0) == ("x.log", 1)
+
+
+def test_places_stand_below_the_line_that_they_belong_to() -> None:
+    text = render.log_text(judged("starts\n", MOON)).splitlines()
+    assert text[1] == "  x.log:9  MoonError: no moon tonight"
+    assert text[4] == "    /job/run.py:20 in main: trainer.fit()"
 
 
 def test_what_an_error_says_is_escaped() -> None:

@@ -220,17 +220,6 @@ def test_a_broad_rules_frame_loses_to_the_message_of_the_same_exception() -> Non
         assert [hit.line for hit in read.hits] == lines
 
 
-def test_a_place_loses_to_a_message_of_the_same_rank_that_is_not_pythons_own() -> None:
-    at = '  File "/opt/verl/workers/fsdp_workers.py", line 9, in update_actor'
-    place = rule(text=["in update_actor"], tier="symptom", example=at)
-    message = catalogue.made(Signature, {"text": ["no room for"], "tier": "symptom"})
-    both = replace(place, signatures=(*place.signatures, message))
-    for kind, lines in (("PoolError", [6]), ("FileNotFoundError", [2, 6])):
-        text = TRACEBACK.replace("mylib.errors.PoolError: ", f"{kind}: ")
-        read = log_file.read(io.BytesIO(text.encode()), "x.log", 0, {both.id: both})
-        assert sorted(hit.line or 0 for hit in read.hits) == lines
-
-
 @pytest.mark.parametrize(
     "asks",
     [

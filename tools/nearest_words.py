@@ -31,7 +31,7 @@ def index(
             continue
         with log_file.opened(path) as stream:
             log = log_file.read(stream, str(path), 0, catalogue)
-        words = {*logs.telling_words([log], first_error.of([log]))}
+        words = {*logs.telling_words([log], next(iter(first_error.of([log])), None))}
         words.add(nearest.name(logs.judge([log], catalogue).phase))
         for cause in causes - {""}:
             found[cause].update(words)

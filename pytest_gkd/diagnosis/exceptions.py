@@ -425,7 +425,9 @@ class _Reader:
             self._open.end = end
             self._part, self._lost = b"", 0
             return
-        in_part = _PART.search(whole) or _TO_NAME.search(whole)
+        in_part = _PART.search(whole)
+        if not in_part and not _NAMED.search(line):  # a message may end with a port
+            in_part = _TO_NAME.search(whole)
         self._part = whole if in_part and len(whole) < 600 else b""
         if self._part or boxed or not line.strip():
             return

@@ -22,8 +22,8 @@ _SEEN = re.compile(
     r"|ChildFailed|CalledProcess|ProcessRaised|actor|worker|RayTask|engine|signal|killed"
     r"|terminated|abort|watchdog|process ?group|\branks?\b"
 )
-# How many lines of a message and how many frames tell an error from others.
-MOST_SAID, INNERMOST = 3, 2
+# How many of its frames tell an error from others.
+INNERMOST = 2
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 
@@ -52,6 +52,13 @@ class FirstError:
         """The first line of its message; what follows may be of others."""
         return self.raised.message.partition("\n")[0]
 
+    @property
+    def is_origin(self) -> bool:
+        """Whether it is a whole traceback, and not of what others see of a failure."""
+        one = self.raised
+        whole = bool(one.frames and one.type)
+        return whole and not _SEEN.search(f"{one.type} {self.message}")
+
     def places(self) -> list[Frame]:
         """Its innermost frame, that of the framework and that of the program itself."""
         inner = self.raised.frames[::-1]
@@ -61,32 +68,31 @@ class FirstError:
         return [*dict.fromkeys(filter(None, found))]
 
     def words(self) -> Iterator[str]:
-        """What tells it from others: class, message, places and code, for ``nearest``.
-
-        Of the message the first lines, and of the frames the innermost ones count.
-        """
+        """What tells it from others, for ``nearest``: class, message, places, code."""
         one = self.raised
         kind = one.type.partition("(")[0].rpartition(".")[2]
         yield nearest.name(kind)
-        said = one.message.split("\n")[:MOST_SAID]
-        yield from nearest.words_of(" ".join([kind, *said, one.frames[-1].code]))
+        said = f"{kind} {self.message} {one.frames[-1].code}"
+        yield from nearest.words_of(said)
         for frame in one.frames[-INNERMOST:]:
             place = f"{PurePosixPath(frame.file).stem}:{frame.function}"
             yield from (nearest.name(place), *nearest.words_of(place))
 
 
-def of(logs: Iterable[Log]) -> FirstError | None:
-    """The first error that a run did not outlive; None without one with a traceback.
+def of(logs: Iterable[Log]) -> list[FirstError]:
+    """The errors that a run did not outlive, with a traceback, first of each chain.
 
-    What is raised because another process failed does not count.
+    Those that are raised because another process failed come after all others; what
+    says the same as an earlier one is left out.
     """
-    every = (
-        FirstError(log, chain, one)
-        for log in logs
-        for chain in _not_outlived(log)
-        for one in chain
-    )
-    return next(filter(_is_origin, every), None)
+    found = dict[tuple[str, str], FirstError]()
+    for log in logs:
+        for chain in _not_outlived(log):
+            whole = (one for one in chain if one.frames and one.type)
+            every = sorted((FirstError(log, chain, one) for one in whole), key=_echoes)
+            for one in every[:1]:
+                found.setdefault((one.raised.type, one.message), one)
+    return sorted(found.values(), key=_echoes)
 
 
 def behind(
@@ -111,7 +117,7 @@ def behind(
         if (log.number, min(each.start for each in chain)) not in known
         and (log.number, chain[0].process) not in saw
     )
-    return next(filter(_is_origin, every), None)
+    return next((one for one in every if one.is_origin), None)
 
 
 def _not_outlived(log: Log) -> Iterator[Chain]:
@@ -119,7 +125,5 @@ def _not_outlived(log: Log) -> Iterator[Chain]:
     return (one for one in log.chains if min(each.start for each in one) > outlived)
 
 
-def _is_origin(found: FirstError) -> bool:
-    one = found.raised
-    whole = bool(one.frames and one.type)
-    return whole and not _SEEN.search(f"{one.type} {found.message}")
+def _echoes(found: FirstError) -> bool:
+    return not found.is_origin

@@ -141,11 +141,11 @@ def _verdict(
         if seen_only and (first := first_error.behind(strong[0], found, logs)):
             phase = frames.phase_of(first.chain, phase) or phase
             return _unknown(logs, phase, last, found[:1], catalogue, first)
-        own = "*" in catalogue[strong[0].cause].consequence_of and first_error.of(logs)
-        if not own:
+        own = [one for one in first_error.of(logs) if one.is_origin]
+        if "*" not in catalogue[strong[0].cause].consequence_of or not own:
             return LogReport("failed", phase, causes, last=last)
-        causes = (_brought_about(causes[0], own), *causes[1:])
-        alike = nearest(own.words(), catalogue, phase)
+        causes = (_brought_about(causes[0], own[0]), *causes[1:])
+        alike = nearest(own[0].words(), catalogue, phase)
         alike = [one for one in alike if one not in {each.cause for each in causes}]
         return LogReport("failed", phase, causes, last=last, nearest=tuple(alike))
     survived = () if causes else tuple(_survived(logs))
@@ -311,15 +311,20 @@ def _unknown(
     catalogue: Catalogue,
     first: FirstError | None = None,
 ) -> LogReport:
-    first = first or first_error.of(logs)
-    broad = [one.cause for one in found if not one.weak]
+    errors = first_error.of(logs)
+    first = first or next(iter(errors), None)
+    broad = [
+        one.cause
+        for one in found
+        if not one.weak and not (first and "*" in catalogue[one.cause].consequence_of)
+    ]
     alike = nearest(telling_words(logs, first), catalogue, phase)
     guesses = [*dict.fromkeys([*broad, *alike])][:MAX_CAUSES]
     return LogReport(
         "unknown",
         phase,
         last=last,
-        telling=_telling(logs, first),
+        telling=_telling(logs, first, errors),
         nearest=tuple(guesses),
     )
 
@@ -507,21 +512,21 @@ def _brought_about(root: Diagnosis, first: FirstError) -> Diagnosis:
     return replace(root, confidence=sure, evidence=shown)
 
 
-def _telling(logs: list[Log], first: FirstError | None) -> tuple[EvidenceLine, ...]:
-    """The first error, and those of the last lines that tell of another one."""
-    told = [*first.lines()] if first else []
+def _telling(
+    logs: list[Log], first: FirstError | None, errors: Iterable[FirstError] = ()
+) -> tuple[EvidenceLine, ...]:
+    """The lines of the first error and what others say, else the last lines."""
+    if first:
+        others = [one for one in errors if one.message != first.message]
+        others = [one for one in others if one.is_origin][:MOST_OTHERS]
+        return (*first.lines(), *(next(one.lines()) for one in others))
     sources = []
     for log in logs:
         text = log.tail[-200_000:].decode("utf-8", "replace")
         sources.append(TextSource(log.name, text))
     lines = telling_lines(sources)
     # Only the end was examined, so its line numbers are not the file's.
-    rest = [EvidenceLine(line.source, None, line.text) for line in lines]
-    if first:
-        known = {first.message, *(frame.code for frame in first.raised.frames)} - {""}
-        rest = [one for one in rest if not any(text in one.text for text in known)]
-        rest = rest[:MOST_OTHERS]
-    return (*told, *rest)
+    return tuple(EvidenceLine(line.source, None, line.text) for line in lines)
 
 
 def _causes(

@@ -28,12 +28,6 @@ _OF_CODE = re.compile(
     r"\b(?:UnboundLocal|Name|Syntax|Indentation|Tab|Recursion)Error\)?$"
 )
 
-# Exceptions whose message is Python's own, and says less than where it was raised.
-_SAYS_LITTLE = re.compile(
-    r"\b(?:Attribute|Type|Key|Index|OS|IO|File\w+|\w+Directory|Permission|Import"
-    r"|ModuleNotFound)Error\)?$"
-)
-
 
 def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
     """The hits that count, with the facts of their exceptions, in order.
@@ -41,13 +35,12 @@ def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
     ``chains`` are the exceptions of the same text. A hit without a tier is only the
     ``beside`` text of another rule, and is left out. A broad rule's hit in a frame is
     left out if another rule matches the message of the same exception; so is that of a
-    place where any message may be raised, if the message itself names a cause or, for a
-    symptom, a symptom, or if the exception is a fault of the code there.
+    place where any message may be raised, if the message itself names a cause, or the
+    exception is a fault of the code there.
     """
     places = Places(chains)
     beside = [hit for hit in hits if not hit.tier]
     found, told, named = list[tuple[Hit, Raised | None]](), set[int](), set[int]()
-    much = set[int]()
     for hit in (hit for hit in hits if hit.tier):
         chain, one = places.holding(hit.order, hit.process)
         if (kept := _held(hit, chain, one, beside)) is not None:
@@ -57,36 +50,20 @@ def hold(hits: list[Hit], chains: Iterable[Chain]) -> list[Hit]:
                 told.add(id(one))
                 if hit.tier == "cause" and hit.signature.text:
                     named.add(id(one))
-                if hit.tier != "fallback" and _says_much(hit, one):
-                    much.add(id(one))
     return [
-        hit
-        for hit, one in found
-        if one is None or not _outdone(hit, one, told, named, much)
+        hit for hit, one in found if one is None or not _outdone(hit, one, told, named)
     ]
 
 
-def _outdone(
-    hit: Hit, one: Raised, told: set[int], named: set[int], much: set[int]
-) -> bool:
+def _outdone(hit: Hit, one: Raised, told: set[int], named: set[int]) -> bool:
     """Whether the message of the exception tells more than this hit in it does.
 
     ``told`` are the exceptions whose message some rule matches, ``named`` those where
-    a text of it names a cause, ``much`` those where a text names at least a symptom.
+    a text of it names a cause.
     """
-    in_frame = hit.order < one.at
+    in_frame = hit.tier == "fallback" and hit.order < one.at
     any_message = not (hit.signature.text or hit.signature.pattern)
-    return (
-        (in_frame and hit.tier == "fallback" and id(one) in told)
-        or (any_message and id(one) in named)
-        or (in_frame and hit.tier == "symptom" and id(one) in much)
-    )
-
-
-def _says_much(hit: Hit, one: Raised) -> bool:
-    """Whether a text is in the line with the class, and its words are not Python's."""
-    said = bool(hit.signature.text) and hit.order == one.at
-    return said and _SAYS_LITTLE.search(one.type) is None
+    return (in_frame and id(one) in told) or (any_message and id(one) in named)
 
 
 def _linked(hit: Hit, chain: Chain, one: Raised | None) -> Hit:

@@ -273,7 +273,7 @@ def log_text(report: LogReport) -> str:
             lines.append(_label(tr("next")) + often + next_one.shown[:LOG_LINE])
         lines += _log_causes(report)
     elif report.verdict == "unknown":
-        lines += [f"  {_place(line, LOG_LINE)}" for line in report.telling]
+        lines += _telling(report.telling)
     lines += wrapped(_label(tr("like")), _guesses(report.nearest))
     lines += _suspects(report)
     if report.verdict not in {"failed", "unknown"}:
@@ -301,6 +301,15 @@ def log_verdict(report: LogReport) -> str:
     if report.verdict == "hung":
         return tr("hung: stopped during {phase}").format(phase=_during(report.phase))
     return tr("unknown: no known cause in this log; the most telling lines:")
+
+
+def _telling(lines: Iterable[EvidenceLine]) -> Iterator[str]:
+    """Each line with its file, or below the one of that file that it belongs to."""
+    source = ""
+    for line in lines:
+        below = line.line is None and line.source == source
+        yield f"    {line.text[:LOG_LINE]}" if below else f"  {_place(line, LOG_LINE)}"
+        source = line.source
 
 
 def _label(text: str) -> str:
