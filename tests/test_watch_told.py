@@ -6,6 +6,7 @@ from __future__ import annotations
 import http.server
 import json
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -126,3 +127,12 @@ def test_a_webhook_that_does_not_answer_is_told_without_its_path() -> None:
     until(lambda: said, "nothing was said")
     assert said[0].startswith("--notify: https://127.0.0.1:9/...: ")
     assert "secret" not in said[0]
+
+
+def test_of_an_error_that_no_rule_knows_its_place_is_told_too(tmp_path: Path) -> None:
+    text = "class MoonError(Exception): ...\ndef rise():\n    raise MoonError('dark')\n"
+    program = tmp_path / "moon.py"
+    program.write_text(f"{text}rise()\n")
+    done = watch(tmp_path, sys.executable, str(program))
+    saw = re.findall(r"saw   (.*)", done.stderr.decode())
+    assert saw == ["MoonError: dark", f"{program}:3 in rise: raise MoonError('dark')"]

@@ -244,7 +244,7 @@ def cause_lines(found: Mapping[str, Any], log: Path | None) -> str:
             text += f"\n  saw   {line['file']}:{line['line']}  {line['text']}"
         for advice in one["advice"][:2]:
             text += f"\n  fix   {advice}"
-    for line in found.get("telling", ())[:1]:  # of what no rule knows
+    for line in found.get("telling", ())[:2]:  # of what no rule knows
         text += f"\n  saw   {line['text']}"
     if log is not None:
         text += f"\n  more  gkd diagnose {log}"
