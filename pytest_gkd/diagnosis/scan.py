@@ -89,6 +89,10 @@ class Watcher(Protocol):
 
     @property
     def full(self) -> bool: ...
+    @property
+    def follows(self) -> bool:
+        """Whether it wants the line after the last one too, whatever that contains."""
+
     def take(self, line: bytes, number: int, order: int) -> None:
         """Take a line, its number from 1, and its byte offset in the source."""
 
@@ -229,12 +233,15 @@ class Scanner:
         )
         until: dict[bytes, int] = {}
         counted, number = 0, self._line
+        if self._watched:
+            self._follow(text, self._taken - self._offset, end)
         for start, place, position in by_line:
             words = texts[place]
             if words in self._watched and self._offset + start > self._taken:
                 number += text.count(b"\n", counted, start)
                 counted = start
                 self._watch(text, start, number)
+                self._follow(text, start, end)
             if words in self._open and position >= until.get(words, 0):
                 until[words] = self._search(words, text, position)
         if self._watcher is not None and not self._watched:
@@ -244,6 +251,16 @@ class Scanner:
             self._watcher.pass_by(text, start, end, number, self._offset + start)
         self._line += text.count(b"\n", 0, part.keep)
         self._offset += part.keep
+
+    def _follow(self, text: bytes, start: int, end: int) -> None:
+        """Give the watcher the lines after the one at ``start`` that it wants."""
+        watcher = self._watcher
+        while watcher is not None and watcher.follows and self._watched:
+            start = text.find(b"\n", max(0, start), end) + 1
+            if not start or text.find(b"\n", start, end) < 0:
+                return  # the rest comes with the next part
+            number = self._line + text.count(b"\n", 0, start)
+            self._watch(text, start, number)
 
     def _watch(self, text: bytes, start: int, number: int) -> None:
         assert self._watcher is not None

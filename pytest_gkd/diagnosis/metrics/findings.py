@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from pytest_gkd.diagnosis.metrics import impossible, learning, numerics, resources
 from pytest_gkd.diagnosis.metrics.capacity import Capacity
-from pytest_gkd.diagnosis.metrics.judging import NumberFinding, Run
+from pytest_gkd.diagnosis.metrics.judging import NumberFinding, Run, is_clock
 from pytest_gkd.diagnosis.metrics.roles import role
 from pytest_gkd.diagnosis.metrics.series import Series
 
@@ -31,6 +31,7 @@ def find(
     One finding per cause if it is certain; of the others, one per cause that no certain
     finding names. ``total`` is the planned number of steps.
     """
+    every = [one for one in every if not is_clock(one)]
     run = Run(every, total, capacity or Capacity())
     seen = [*resources.parts(run)] + [
         one

@@ -43,16 +43,29 @@ SMOOTHER = 10
 FIRST = 5
 # A policy may well give answers of equally many tokens, if of fewer than this.
 SHORT = 64
+# A loss that rises so many nats above its lowest, and above its start, is no harder
+# data: of a language model that is a likelihood of a twentieth, token by token.
+GUESSES = 3.0
+# A cross-entropy at this level that does not fall is that of guessing among thousands.
+UNTAUGHT = 8.0
+HUNDREDS = 100.0
+# So many values in succession that rise have a chance of 1 in their factorial, 720.
+RISES = 6
+# Peaks that come so often, so high, are a habit of the run.
+PEAKS, HIGH = 5, 3.0
 # What shows that a policy changes, whatever it learns.
 _CHANGES = ("entropy", "response length", "KL")
 
 
 @JUDGES.of(
-    *("loss", "policy loss", "value loss", "gradient norm", "entropy", "KL", "reward")
+    *("loss", "policy loss", "value loss", "gradient norm", "entropy", "KL", "reward"),
+    *("validation loss", "validation score"),
 )
 def _not_finite(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: not math.isfinite(value))
-    lasting = 2 if role(series.name) == "loss" else 3  # as the scale is found
+    lasting = (
+        2 if "loss" in role(series.name).split()[-1:] else 3
+    )  # as the scale is found
     if len(series) - at >= min(lasting, len(series)):
         before = series.finite()
         usual = (
@@ -101,6 +114,96 @@ def _diverges(series: Series, run: Run) -> Iterator[NumberFinding]:
         worse = _is_broken if is_loss else _explodes
         certain = worse(run, known[0], best, last, values[at:]) and last > 1.5 * best
         yield found(series, at, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of("loss", "gradient norm")
+def _rises_at_once(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """Few values, too few for a level, of which each exceeds the one before.
+
+    That so many in succession do is no chance (RISES), and a warm-up does not triple a
+    loss.
+    """
+    series = series.finite()
+    values = series.values
+    if not RISES - 1 <= len(values) < 2 * ENOUGH or not run.only_imitates:
+        return
+    lowest = min(range(len(values)), key=values.__getitem__)
+    rising = values[lowest:]
+    least = 3.0 if role(series.name) == "loss" else 30.0
+    if len(rising) < RISES - 1 or rising[0] <= 0 or rising[-1] < least * rising[0]:
+        return
+    if all(early < late for early, late in itertools.pairwise(rising)):
+        text = f"rises in each step, from {rising[0]:.4g} to {rising[-1]:.4g}"
+        certain = len(rising) >= RISES and role(series.name) == "loss"
+        yield found(series, lowest + 1, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of("loss")
+def _starts_over(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A loss that is, at once, back where it began, and falls again as it did then.
+
+    Weights that were not loaded look like that, and so may other data.
+    """
+    series = series.finite()
+    values = series.values
+    if len(values) < 4 * ENOUGH or not run.only_imitates or min(values) <= 0:
+        return
+    first = robust.median(values[:3])
+    for at in range(2 * ENOUGH, len(values) - ENOUGH):
+        before = robust.median(values[at - ENOUGH : at])
+        gap = first - before
+        if gap < 0.3 * first or values[at - 1] > before + 0.2 * gap:
+            continue
+        after, most = values[at : at + ENOUGH], max(values[:3]) + 0.3 * gap
+        back = before + 0.8 * gap < min(after[:3]) <= max(after) < most
+        if back and min(after) > before + 0.4 * gap:
+            text = (
+                f"leaps from {before:.4g} to {after[0]:.4g}, near the {first:.4g} at "
+                "which it began: were the weights loaded?"
+            )
+            yield found(series, at, "train.diverged", text, certain=False)
+            return
+
+
+@JUDGES.of("loss")
+def _untaught(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A cross-entropy as high as by guessing, from the first step on, and level."""
+    series = series.finite()
+    values = series.values
+    if len(values) < 4 * ENOUGH or not run.only_imitates:
+        return
+    level = robust.median(values)
+    high = min(values) >= UNTAUGHT and max(values) < min(2 * level, HUNDREDS)
+    if high and robust.trend(values) > -2:
+        text = f"stays at {level:.4g} in {len(values)} steps, as by guessing"
+        yield found(series, 0, "train.diverged", text, certain=False)
+
+
+@JUDGES.of("loss")
+def _leaps_again_and_again(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A loss with peaks throughout, of which each passes: some batches are broken.
+
+    Peaks after which a run recovers are usual, but rare (Chowdhery et al., PaLM, arXiv
+    2204.02311, section 5.1: some 20 in a whole training).
+    """
+    series = series.finite()
+    values = series.values
+    if len(values) < 8 * ENOUGH or not run.only_imitates or min(values) <= 0:
+        return
+    usual = robust.median(values)
+    limit = max(HIGH * usual, usual + FAR * robust.deviation(values))
+    limit = max(limit, robust.median(values[:3]))  # a loss near 0 varies by as much
+    high = [at for at in range(len(values) // 10, len(values)) if values[at] > limit]
+    peaks = [at for at in high if values[at - 1] <= limit]
+    if len(peaks) < PEAKS or len(high) > len(values) / 4:
+        return
+    if peaks[-1] >= len(values) * 3 // 4:
+        most = robust.median([values[at] for at in high])
+        text = (
+            f"leaps to {most:.4g} {len(peaks)} times and falls to {usual:.4g} again: "
+            "what is in those batches?"
+        )
+        yield found(series, peaks[0], "train.diverged", text, certain=False)
 
 
 @JUDGES.of_ends("value loss")
@@ -305,6 +408,8 @@ def _is_broken(
         return False
     gradients, rate = run.grown("gradient norm"), run.grown("learning rate") or 1.0
     if last > 1.1 * first:  # worse than at its start
+        if run.only_imitates and last > best + GUESSES:
+            return True
         as_before = gradients is not None and gradients < 1.5 and rate < 2
         return not as_before or last > 3 * best
     return last > 3 * best and robust.trend(risen) > -SURE
@@ -334,6 +439,86 @@ def _entropy(
         yield found(series, at, "train.diverged", text, certain=certain)
 
 
+@JUDGES.of_ends("KL")
+def _far_away(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    """A divergence from the reference that grows ever more, beyond a nat.
+
+    A sum over the tokens of an answer may; a mean over them hardly.
+    """
+    values = series.values
+    middle = robust.median(values[len(values) // 3 : 2 * len(values) // 3])
+    if last < 1 or last < 10 * max(first, middle, LEAST):
+        return
+    if robust.trend(values[len(values) // 2 :]) > SURE:
+        at = since(series, above(last / 10))
+        text = f"grows ever faster, from {middle:.4g} to {last:.4g}"
+        yield found(series, at, "train.diverged", text, certain=False)
+
+
+@JUDGES.of_ends("clipped share")
+def _clipped(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    if first < 0.3 and last > 0.5:
+        text = f"from {first:.4g} to {last:.4g} of the updates are clipped"
+        yield found(
+            *(series, since(series, above(0.4)), "train.diverged", text), certain=False
+        )
+
+
+@JUDGES.of("validation score")
+def _score_falls(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """What was learned is lost again, as validations show.
+
+    Those are few and of few examples, so each of the last three must show it.
+    """
+    series = series.finite()
+    values = series.values
+    if len(values) < 5 or min(values) < 0:
+        return
+    triples = [min(values[at : at + 3]) for at in range(len(values) - 2)]
+    highest = max(range(len(triples)), key=triples.__getitem__)
+    best, last = triples[highest], max(values[-3:])
+    if best > 0.05 and last < 0.5 * best:
+        at = since(series, below(0.5 * best))
+        text = f"falls from {best:.4g} to {robust.median(values[-3:]):.4g}"
+        certain = last < 0.3 * best and len(values) - at >= LASTS
+        yield found(series, at, "train.diverged", text, certain=certain)
+
+
+@JUDGES.of("skipped steps")
+def _skipped(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """Each step is left out, as after an overflow, to the end of the log.
+
+    The number is that of all steps so far (DeepSpeed, runtime/engine.py) or of those
+    since the last line (Megatron-LM, training/training.py).
+    """
+    series = series.finite()
+    counts, steps = series.values, series.steps
+    at = len(counts)
+    while at > 1:
+        since_last = steps[at - 1] - steps[at - 2]
+        told = {counts[at - 1], counts[at - 1] - counts[at - 2]}
+        if since_last not in told:
+            break
+        at -= 1
+    if len(counts) - at >= 4 * ENOUGH:
+        text = "every step from here on is skipped: its gradients are not finite"
+        yield found(series, at, "train.nan", text)
+
+
+@JUDGES.of_ends("dead experts")
+def _dead(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    if last >= first + 1 and robust.trend(series.values) > 2 * SURE:
+        text = f"rises from {first:.4g} to {last:.4g}"
+        at = since(series, above(first))
+        yield found(series, at, "train.moe", text, certain=False)
+
+
 @JUDGES.of("validation loss")
 def _overfits(series: Series, run: Run) -> Iterator[NumberFinding]:
     series = series.finite()
@@ -345,7 +530,8 @@ def _overfits(series: Series, run: Run) -> Iterator[NumberFinding]:
     if last > 1.2 * best and robust.trend(values[lowest:]) > 2:
         text = f"rises from {best:.4g} to {last:.4g} while the training goes on"
         # The best checkpoint is kept, or the model is worse than it ever was.
-        certain = last > 1.5 * best or last > values[0]
+        lost = last - best > 0.5 * (values[0] - best)
+        certain = (last > 1.5 * best and lost) or last > values[0]
         yield found(series, lowest + 1, "train.diverged", text, certain=certain)
 
 
@@ -398,6 +584,21 @@ def _constant(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: value == series.values[-1])
     learned = robust.trend(series.values[:at]) > SURE
     if learned and series.values[-1] == max(series.values):
+        before = series.values[max(0, at - ENOUGH) : at]
+        leap = series.values[-1] - robust.median(before or [0.0])
+        lasts = len(series) - at >= max(10, len(series) // 3)
+        if (
+            lasts
+            and at >= 2 * ENOUGH
+            and leap > FAR * max(robust.deviation(before), LEAST)
+        ):
+            text = (
+                f"leaps from {before[-1]:.4g} to {series.values[-1]:.4g} and is that "
+            )
+            text += (
+                "in every step from here on: does the reward still tell answers apart?"
+            )
+            yield found(series, at, "train.diverged", text, certain=False)
         return  # everything is solved
     # A hard task may give 0 for long, an easy one all that there is.
     differed = at > 0 and series.values[-1] not in {0, max(series.values)}

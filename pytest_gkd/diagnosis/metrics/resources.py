@@ -23,6 +23,7 @@ from pytest_gkd.diagnosis.metrics.judging import (
     since,
     window,
 )
+from pytest_gkd.diagnosis.metrics.lines import names_unit
 from pytest_gkd.diagnosis.metrics.roles import role
 from pytest_gkd.diagnosis.metrics.series import Series
 
@@ -48,14 +49,15 @@ NO_LEAK = 16 * 2**20
 # How far to look ahead if the planned number of steps is unknown: this many times the
 # steps made so far.
 AHEAD = 10
-# If a log gives no unit, a number up to this is in GiB.
-MOST_GIB = 1e5
-GIB = 2.0**30
+# If a log gives no unit, a number up to this is in GiB, or in MiB.
+MOST_GIB, MOST_MIB = 4096.0, 1e5
+GIB, MIB = 2.0**30, 2.0**20
 
 # Parts that may take far more than their usual share of a step.
 _LARGE = re.compile(
     r"gen|rollout|train|update_actor|update_policy|optim|teacher", re.IGNORECASE
 )
+_GENERATES = re.compile(r"gen(?:eration)?[ _]throughput")
 _OF_HOST = re.compile(r"cpu|host|rss|ram", re.IGNORECASE)
 
 
@@ -237,6 +239,45 @@ def _settled(series: Series) -> int:
     return sum(1 for _ in itertools.takewhile(lambda two: two[0] < two[1], rises))
 
 
+@JUDGES.of("throughput")
+def _fewer_of_each(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """An engine that generates ever less for as many requests."""
+    served = run.grown("running requests")
+    levels_of = ends(series)
+    if not _GENERATES.search(series.name) or served is None or levels_of is None:
+        return
+    first, last = levels_of
+    if served > 0.8 and first > 2 * SLOW * last * max(1.0, served):
+        series = series.finite()
+        if robust.trend(series.values) < -2 * SURE:
+            text = f"from {first:.4g} to {last:.4g} for as many requests"
+            at = since(series, below(0.5 * first))
+            yield found(series, at, "train.slow", text, certain=False)
+
+
+@JUDGES.of_ends("draft acceptance")
+def _few_accepted(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    """Drafts that fit the engine's model ever less; each token is checked in vain."""
+    if last < 0.5 * first and robust.trend(series.values) < -2 * SURE:
+        text = f"falls from {first:.4g} to {last:.4g}: the drafts do not fit any more"
+        at = since(series, below(0.7 * first))
+        yield found(series, at, "train.slow", text, certain=False)
+
+
+@JUDGES.of_ends("free memory")
+def _less_free(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    """Free memory that falls to the end; a host's page cache takes of it as well."""
+    half = series.values[len(series) // 2 :]
+    if last < 0.4 * first and robust.trend(half) < -2 * SURE:
+        text = f"falls from {first:.4g} to {last:.4g}"
+        at = since(series, below(0.7 * first))
+        yield found(series, at, "train.memory-leak", text, certain=False)
+
+
 @JUDGES.of("memory")
 def _memory(series: Series, run: Run) -> Iterator[NumberFinding]:
     if run.longer_responses(series):
@@ -252,7 +293,9 @@ def _memory(series: Series, run: Run) -> Iterator[NumberFinding]:
     if not any(after < before for before, after in itertools.pairwise(series.values)):
         rises = rises and (len({*late}) > RECORDS or _in_equal_jumps(series.values))
     grown = growth * (series.steps[-1] - series.steps[half])
-    unit = 1.0 if max(late) > MOST_GIB else GIB
+    unit = 1.0 if max(late) > MOST_MIB or names_unit(series.name) else GIB
+    if unit > 1 and max(late) > MOST_GIB:
+        unit = MIB
     least = max(0.03 * robust.median(early), NO_LEAK / unit)
     if not (rises and growth > 0.4 * before and grown > least):
         return
@@ -327,7 +370,11 @@ def _queue(
     many = max(10, 3 * first)
     if last > many and robust.trend(series.values[len(series) // 2 :]) > 2 * SURE:
         served = run.grown("running requests")
-        certain = served is not None and served < 0.7
+        certain = (served is not None and served < 0.7) or any(
+            _GENERATES.search(one.name) and two[0] > SLOW * two[1]
+            for one in run.of("throughput")
+            if (two := ends(one)) is not None
+        )
         why = (
             "while fewer and fewer are served"
             if certain

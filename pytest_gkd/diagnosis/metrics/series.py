@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pytest_gkd.diagnosis.metrics.lines import Reading, read
+from pytest_gkd.diagnosis.metrics.lines import Reading, Table, read
 from pytest_gkd.diagnosis.metrics.roles import TRAINING, role
 from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.language import marked
@@ -17,6 +18,8 @@ MOST_NAMES = 1000
 MOST_POINTS = 20_000
 # This many steps show that a run goes on.
 GOES_ON = 5
+# Times that grow so many times in succession are a clock's.
+FEW_GROW = 6
 # At most this many points per series are shown, and this many series.
 SHOWN = 60
 MOST_SHOWN = 40
@@ -38,6 +41,10 @@ MARKERS: tuple[bytes, ...] = (b"loss", b"Loss", b"s/it", b"it/s", b"step:", b"st
 MARKERS += (b'step":', b"step':")
 MARKERS += (b"Step ", b"iteration ", b"reward", b" throughput: ", b"': '")
 MARKERS += ("\u2022 ".encode(), "\u2502 ".encode())  # a bullet, a table's line
+MARKERS += (b"step ", b"iter ", b"batch=", b"grad", b"throughput", b"/sec", b"tok/s")
+MARKERS += ("\u2503 ".encode(), b"_requests_", b"MiB / ")  # another table's line
+MARKERS += (b"entropy", b"_rew", b"_kl", b"perf/", b"memory.", b"Memory (")
+MARKERS += ("\u635f\u5931".encode(), "\u5956\u52b1".encode())  # loss and reward
 
 _PROCESS = Pattern(
     rb"^(?:\x1b\[[\d;]*m)*(?:\([\w.:]+ [^)]{0,60}\)|\[(?:[Rr]ank ?\d+|default\d+)\])"
@@ -160,6 +167,7 @@ class Collector:
         self._step: dict[bytes, int] = {}
         self._lines = self._bytes = 0
         self._bar, self._own = Reading({}), 0
+        self._table: Table | None = None
         self._sampled = self._passed = self._seen = self._seen_bytes = self._first = 0
         self.total = 0
 
@@ -167,6 +175,11 @@ class Collector:
     def full(self) -> bool:
         """Whether enough lines were read."""
         return self._lines >= MOST_LINES or self._bytes >= MOST_BYTES
+
+    @property
+    def follows(self) -> bool:
+        """Whether the next line is wanted as well: a table's header came."""
+        return self._table is not None
 
     @property
     def lines(self) -> tuple[int, int]:
@@ -196,7 +209,7 @@ class Collector:
         taken, at = 0, 0
         for line in window.split(b"\n")[:-1]:
             part = line[: line.find(b"\r") if b"\r" in line else len(line)]
-            if any(mark in part for mark in self.markers):
+            if self.follows or any(mark in part for mark in self.markers):
                 self._seen += 1
                 if taken < SAMPLE:
                     taken += len(part)
@@ -225,8 +238,8 @@ class Collector:
         """Take a line, its number from 1, and its byte offset."""
         self._lines += 1
         self._bytes += len(line)
-        reading = read(line)
         process = _process(line)
+        reading = self._row(line) or read(line)
         if self._is_of_another_bar(reading, process):
             return
         if reading.step is not None and (reading.total or self.total) >= self.total:
@@ -246,6 +259,13 @@ class Collector:
                 series.counted = process not in self._step
                 step = max(self._step.get(process, 0), last + 1)
             series.add(step, value, (number, order))
+
+    def _row(self, line: bytes) -> Reading | None:
+        """The numbers of a table's row, if one is open; else a header may open one."""
+        if self._table and (row := self._table.row(line)):
+            return row
+        self._table = Table.of(line)
+        return Reading({}) if self._table else None
 
     def _is_of_another_bar(self, reading: Reading, process: bytes) -> bool:
         """Whether it is a bar, but not the one that advances with each step.
@@ -298,7 +318,7 @@ class Collector:
         """Median seconds of the last steps; None if no metric tells."""
         for one in self.series():
             last = one.finite().values[-20:]
-            if last and role(one.name) == "step time":
+            if last and role(one.name) == "step time" and not _only_grows(last):
                 pace = statistics.median(last)
                 return pace if math.isfinite(pace) else None
         return None
@@ -341,6 +361,12 @@ class Collector:
     def series(self) -> list[Series]:
         """All series, the longest first."""
         return sorted(self._series.values(), key=len, reverse=True)
+
+
+def _only_grows(values: list[float]) -> bool:
+    """Whether it is a clock rather than what each step takes."""
+    pairs = itertools.pairwise(values)
+    return len(values) >= FEW_GROW and all(early < late for early, late in pairs)
 
 
 def _of_a_step(name: str) -> bool:
