@@ -131,7 +131,9 @@ def test_a_variable_is_read_by_somebody(knob: str) -> None:
         assert holds(package_file(READERS[name]), short)
 
 
-@pytest.mark.parametrize("knob", of("verl", "trl", "lightrft", "deepspeed", "peft"))
+@pytest.mark.parametrize(
+    "knob", of("verl", "trl", "lightrft", "deepspeed", "peft", "sglang")
+)
 def test_a_trainers_key_is_recorded_with_its_release(knob: str) -> None:
     kind, _, name = knob.partition(":")
     if name.startswith("recipe:"):
@@ -262,7 +264,7 @@ def test_a_hydra_form_is_one_of_those_checked(knob: str) -> None:
 def test_every_kind_of_knob_has_its_check() -> None:
     checked = {
         "env", "verl", "trl", "lightrft", "deepspeed", "peft", "vllm", "torch", "hf",
-        "gkd",
+        "gkd", "sglang",
         "ray", "cmd", "hydra",
     }  # fmt: skip
     assert {knob.partition(":")[0] for knob in KNOBS} <= checked
@@ -274,6 +276,7 @@ SETTINGS = {
     "trl": (r"(?:^|, )(\w+)=", "trl:{}"),
     "lightrft": (r"(--\w+)", "lightrft:{}"),
     "vllm": (r"--(?!gkd-)([\w-]+)", "vllm:{}"),
+    "sglang": (r"--([\w-]+)", "sglang:{}"),
 }
 
 
@@ -290,10 +293,11 @@ def test_a_fix_names_the_settings_it_changes(framework: str) -> None:
     pattern, knob = SETTINGS[framework]
     for rule in catalogue.load().values():
         for fix in rule.fixes:
-            if fix.framework != framework or fix.run.startswith("vllm serve"):
+            if fix.framework != framework or fix.run.endswith(("--help", "--help=all")):
                 continue
             for name in re.findall(pattern, fix.run):
-                plain = name.replace("-", "_") if framework == "vllm" else name
+                is_flag = framework in ("vllm", "sglang")
+                plain = name.replace("-", "_") if is_flag else name
                 known = {knob.format(plain), f"vllm:--{name}", f"verl:recipe:{name}"}
                 parents = {k for k in fix.knobs if name.startswith(k.partition(":")[2])}
                 assert known & set(fix.knobs) or parents, (rule.id, name)

@@ -248,3 +248,14 @@ def test_a_trainers_log_is_told_its_own_key_in_place_of_the_engines_option(
     assert told in lines(trainer, "vllm")[0]
     assert not_told not in "".join(lines(trainer, "vllm"))
     assert not_told in lines("vllm")[0]
+
+
+def test_a_log_of_sglang_alone_is_told_its_options_and_not_vllms() -> None:
+    def lines(*frameworks: str) -> str:
+        rule = CATALOGUE["vllm.kv-cache"]
+        return "\n".join(advice(rule, frameworks, of_stage=False))
+
+    assert "--mem-fraction-static" in lines("sglang")
+    assert "--gpu-memory-utilization" not in lines("sglang")
+    assert "--mem-fraction-static" not in lines("vllm")
+    assert "--gpu-memory-utilization" in lines("vllm")

@@ -30,9 +30,9 @@ FIELD = re.compile(r"\{(\w+)\}")  # the same in a signature's ``say``
 TIERS = ("cause", "symptom", "fallback")
 CONFIDENCES = ("certain", "likely", "guess")
 TRAINERS = ("verl", "trl", "lightrft", "deepspeed")
-FRAMEWORKS = ("any", "env", "pytorch", "vllm", "ray", *TRAINERS)
+FRAMEWORKS = ("any", "env", "pytorch", "vllm", "sglang", "ray", *TRAINERS)
 _LIBRARIES = (*TRAINERS, "peft", "hydra", "hf")
-KNOB_KINDS = ("env", "vllm", "ray", "torch", *_LIBRARIES, "cmd", "gkd")
+KNOB_KINDS = ("env", "vllm", "sglang", "ray", "torch", *_LIBRARIES, "cmd", "gkd")
 # A stage is stuck if its time ran out and it made no visible progress.
 OUTCOMES = ("failed", "timeout", "crashed", "stuck")
 _ANCHORS = ("text", "raised", "innermost", "through")

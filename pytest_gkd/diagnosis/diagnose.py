@@ -237,6 +237,8 @@ def advice(
     and take the place of the engine's own options for the same.
     """
     wanted = {"any", "env", "pytorch", rule.id.partition(".")[0], *frameworks}
+    if "sglang" in wanted and "vllm" not in {*frameworks}:
+        wanted.discard("vllm")  # the engine is another
     every = [
         fix
         for fix in rule.fixes

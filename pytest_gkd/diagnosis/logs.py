@@ -77,6 +77,7 @@ _FRAMEWORKS = {
     "deepspeed": Pattern(rb"(?i)deepspeed"),
     "ray": Pattern(rb"ray::|\(raylet|\bRay\b|ray\.exceptions|\(\w+ pid=\d+"),
     "vllm": Pattern(rb"(?i)vllm|EngineCore"),
+    "sglang": Pattern(rb"(?i)sglang|#running-req: "),
 }
 
 

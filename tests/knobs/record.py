@@ -2,7 +2,8 @@
 
     python tests/knobs/record.py verl-0.9.1-py3-none-any.whl \
         trl-1.16.0-py3-none-any.whl deepspeed-0.19.8.tar.gz \
-        LightRFT.tar nccl.tar verl-recipe.tar peft-0.21.2-py3-none-any.whl
+        LightRFT.tar nccl.tar verl-recipe.tar peft-0.21.2-py3-none-any.whl \
+        sglang-0.5.23-cp311-cp311-manylinux_2_34_x86_64.whl
 
 Wheels and source archives come from the package index (``pip download --no-deps``),
 the ``.tar`` files from ``git archive HEAD`` of the repositories. Writes recorded.json
@@ -33,10 +34,16 @@ KINDS = {
     "nccl": "nccl",
     "recipe": "verl-recipe",
     "peft": "peft-",
+    "sglang": "sglang-",
 }
 
 # Where the name must stand, so that a test or an example proves nothing.
-WITHIN = {"deepspeed": "/deepspeed/", "nccl": "src/", "recipe": "gkd/megatron/"}
+WITHIN = {
+    "deepspeed": "/deepspeed/",
+    "nccl": "src/",
+    "recipe": "gkd/megatron/",
+    "sglang": "sglang/srt/arg_groups/fields/",
+}
 
 
 def files(archive: Path) -> Iterator[tuple[str, str]]:
@@ -81,6 +88,8 @@ def pattern(kind: str, name: str) -> str:
     if kind == "deepspeed":
         first = name.partition(".")[0] if name[0] != "z" else last
         return rf"(?:def|class) {first}\b|[\"']{first}[\"']|^    {first}:|{first}\.py"
+    if kind == "sglang":
+        return rf"^    {last}:"
     if kind == "peft":
         return rf"def {last}\b"
     if kind == "nccl":
