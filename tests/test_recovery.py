@@ -1214,3 +1214,59 @@ def test_what_pip_warns_of_ends_no_program_that_then_begins() -> None:
     assert verdict_at("16:00:00", told + START) == "hung"
     assert judged(told).verdict == "healthy"
     assert judged(told + START + UNCAUGHT).causes[0].cause == "cuda.oom"
+
+
+def items(first: int, last: int, said: str = "item {} of 40: done") -> str:
+    return "".join(f"{said.format(n)}\n" for n in range(first, last + 1))
+
+
+RAISED_IN_ACTOR = "".join(
+    f"(Trainer pid=7) {line}\n" for line in CAUGHT.splitlines(keepends=False)
+)
+INSTALLED = "Collecting mailer\nSuccessfully installed mailer-1.0\nmail sent\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # What others go on with, who are named as well.
+        START + RAISED_IN_ACTOR + items(1, 9, "(Eval pid=9) item {} of 40"),
+        START + RAISED_IN_ACTOR + items(1, 9, "[evaluator] item {} of 40"),
+        # Items that fail themselves, each of the same.
+        START + items(1, 9, f"item {{}} of 9: {OOM}") + "0 of 9 are judged\n",
+        # What is installed only after it.
+        MADE + UNCAUGHT + INSTALLED,
+        MADE + UNCAUGHT.replace(OOM, "moon.Eclipse: no light") + INSTALLED,
+    ],
+)
+def test_what_others_do_after_an_error_does_not_clear_it(text: str) -> None:
+    assert judged(text).verdict in {"failed", "unknown"}
+
+
+def test_a_driver_may_go_on_with_other_items_than_its_actors() -> None:
+    text = START + items(1, 4) + RAISED_IN_ACTOR + items(6, 9)
+    assert survived(judged(text)) == ["cuda.oom"]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "12:00:08 ERROR train: no batch fits, so there is nothing to train",
+        "train: failed with RuntimeError: no batch fits",
+    ],
+)
+def test_who_takes_leave_after_an_error_has_not_ended_well(error: str) -> None:
+    leave = "12:00:09 INFO trainer finished!\n"
+    assert judged(f"{MADE}{error}\n{leave}").verdict != "healthy"
+    assert judged(f"{MADE}{error}\n{steps(7, 9)}{leave}").verdict == "healthy"
+
+
+@pytest.mark.parametrize("end", ["run finished", "bye", "all done", ""])
+def test_a_program_that_says_that_its_training_failed_has_failed(end: str) -> None:
+    for said in ("training failed: no batch fits", "12:00:08 INFO main: run aborted"):
+        assert judged(f"{MADE}{said}\n{end}\n").verdict == "unknown"
+        assert judged(f"{MADE}{said}\n{steps(7, 9)}{end}\n").verdict != "unknown"
+    again = "training failed: no worker\nattempting to start the workers"
+    assert judged(f"{MADE}{again}\n").verdict == "running"
+    earlier = "the last run failed for lack of memory"
+    assert judged(f"{MADE}{earlier}\n{end}\n").verdict in {"running", "healthy"}

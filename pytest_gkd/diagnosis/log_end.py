@@ -10,7 +10,7 @@ import functools
 import itertools
 import statistics
 import string
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from pytest_gkd.diagnosis import clocks, log_phases, prefixes
 from pytest_gkd.diagnosis.patterns import Match, Pattern
@@ -42,6 +42,9 @@ _NO_LETTERS = bytes(set(range(256)) - set(string.ascii_letters.encode()))
 # Where it begins, its first whole numbers, and its decimal ones.
 _Row = tuple[int, list[int], list[bytes]]
 # How many of a known number of items are done, as a bar or a program's own line says.
+_BRACKET = b"["
+_SPEAKER = Pattern(rb"^\[[A-Za-z][\w.-]{1,30}\]")
+_RAISES = Pattern(rb"\b\w+(?:Error|Exception)\b")
 _TALLY = Pattern(rb"\b(?P<done>\d{1,9}) ?(?:/|of) ?(?P<all>\d{1,9})\b")
 _LINE = Pattern(rb"[^\r\n]+")
 _UNFINISHED = Pattern(
@@ -75,6 +78,14 @@ _GAVE_UP = Pattern(
     rb"\b(?:no (?:more|further) (?:retries|attempts|tries)|giving up|gave up)\b.*",
     unless=rb"(?i)\bskip|\bignor|\bcontinu|\bgo(?:es|ing) on\b|" + _ONE_OF_MANY,
 )
+# The program says so of itself.
+_RUN_FAILED = Pattern(
+    rb"(?i)^.{0,60}\b(?:training|trainer|run|job|fit|main loop)(?: loop| has)?"
+    rb" (?:failed|crashed|aborted)\b.*",
+    unless=rb"(?i)\bretr|\bagain\b|\brestart|\battempt|\bprevious|\bearlier|\blast\b"
+    rb"|\bresum|\bif\b|\bcontinu|\bskip|\bignor",
+)
+_BEGINS = Pattern(rb"(?i)\b(?:attempting|retrying|rescheduling|resuming|restarting)\b")
 # An exception that a line only names, or says to have caught.
 _NAMED = Pattern(
     rb"(?i)^.*\b(?:exception|error|failed|failure|crash\w*)\b.{0,80}?"
@@ -107,6 +118,7 @@ _TO_COME = Pattern(
     rb"(?i)\b[a-z]{2,}ing\b|\b(?:next|then|now|starts?|waits?|step|round|of)\b"
     rb"|\d ?/ ?\d"
 )
+_COMPLAINS = Pattern(rb"^.{0,60}\b(?:ERROR|CRITICAL|FATAL)\b")
 _NOT_YET = Pattern(
     rb"(?i)\b(?:wait\w*|until|when|once|after|before|not?|if|never|fail\w*|error)\b"
 )
@@ -305,7 +317,9 @@ def _raises(after: bytes) -> bool:
 
 def _closes(last: list[bytes]) -> bool:
     """Whether the very last line says that all is done, and none that it failed."""
-    if not last or any(log_phases.FAILED.search(one[:300]) for one in last):
+    said = [one[:300] for one in last]
+    failed = (log_phases.FAILED.search(one) or _RUN_FAILED.search(one) for one in said)
+    if not last or any(failed):
         return False
     if _CLOSING.search(last[-1][-200:]):
         return True
@@ -349,6 +363,12 @@ def steps_done(tail: bytes) -> int:
     rounds = [one for line in lines for one in _ROUND.finditer(line[:200])][-1:]
     ended = all(one[b"part"] or one[b"at"] == one[b"of"] for one in rounds)
     return steps if ended and not again else 0
+
+
+def _says_it_failed(last: list[bytes]) -> bool:
+    """Whether one of the last lines says so of the run, and none later begins anew."""
+    late = itertools.takewhile(lambda one: not _BEGINS.search(one), reversed(last))
+    return any(map(_RUN_FAILED.search, late))
 
 
 def _steps_are_left(tail: bytes) -> bool:
@@ -410,14 +430,21 @@ def rows(tail: bytes, steps: int = SEVERAL) -> int:
     return max((min(own[steps - 1] for own in kind) for kind in kinds), default=-1)
 
 
-def items(tail: bytes, steps: int = SEVERAL) -> int:
+def items(tail: bytes, steps: int = SEVERAL, raised: Iterable[bytes] = ()) -> int:
     """Where the last ``steps`` lines begin that tell one after another of work done.
 
     Of ``task 7 of 40``, in whatever words, but not of a bar; or -1. Such lines may be
-    of any part of a run, such as its data, so they are no steps of it.
+    of any part of a run, such as its data, so they are no steps of it. Where processes
+    have ``raised`` something, named ones tell of their own work only.
     """
+    names = set(raised)
     _, kinds = _rows_and_items(tail)
-    return max((own[steps - 1] for own in kinds), default=-1)
+    own = (
+        starts[steps - 1]
+        for who, starts in kinds
+        if not who or names <= {who} or (who.startswith(_BRACKET) and names <= {b""})
+    )
+    return max(own, default=-1)
 
 
 def ends_in_items(tail: bytes) -> bool:
@@ -427,7 +454,9 @@ def ends_in_items(tail: bytes) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
-def _rows_and_items(tail: bytes) -> tuple[list[list[list[int]]], list[list[int]]]:
+def _rows_and_items(
+    tail: bytes,
+) -> tuple[list[list[list[int]]], list[tuple[bytes, list[int]]]]:
     """Where the last rows of each kind and process, and items, begin; backwards."""
     kinds: dict[bytes, dict[bytes, list[_Row]]] = {}
     tallies: dict[tuple[bytes, bytes, bytes], list[tuple[int, int]]] = {}
@@ -439,9 +468,11 @@ def _rows_and_items(tail: bytes) -> tuple[list[list[list[int]]], list[list[int]]
         tally = _TALLY.search(line) if counts else None
         if (tally or b"." in line) and not _NO_ROW.search(line):
             process, words = prefixes.split(line)
-            if tally:
-                named = line[: tally.start()].translate(None, _NO_LETTERS)[-60:]
-                done = tallies.setdefault((process, named, tally[b"all"]), [])
+            if tally and not _RAISES.search(line):
+                told = line[: tally.start()].translate(None, _NO_LETTERS)[-60:]
+                speaks = _SPEAKER.search(line)
+                who = process or (speaks[0] if speaks else b"")
+                done = tallies.setdefault((who, told, tally[b"all"]), [])
                 done.append((start, int(tally[b"done"])))
             whole, decimals = _numbers(words)
             if decimals:
@@ -450,7 +481,8 @@ def _rows_and_items(tail: bytes) -> tuple[list[list[list[int]]], list[list[int]]
         if start == 0:
             break
     rows = ([*filter(None, map(_counted, kind.values()))] for kind in kinds.values())
-    return [*filter(None, rows)], [*filter(None, map(_rising, tallies.values()))]
+    items = ((who, _rising(done)) for (who, *_), done in tallies.items())
+    return [*filter(None, rows)], [one for one in items if one[1]]
 
 
 def _counted(own: list[_Row]) -> list[int]:
@@ -534,7 +566,11 @@ def over(tail: bytes) -> bool:
         return False
     step = tail.rfind(b"\n", 0, max(0, last_step(tail))) + 1
     last = last_lines(tail[step:], 25)
-    ended = any(map(log_phases.ended, last)) or any(map(_takes_leave, last[-1:]))
+    ended = any(map(log_phases.ended, last))
+    if not ended and any(map(_takes_leave, last[-1:])):
+        since = max(0, step, rows(tail, 1), items(tail, 1))
+        said = last_lines(tail[since:], 25)
+        ended = not any(_COMPLAINS.search(one) or _NAMED.search(one) for one in said)
     return ended and not saves(tail)
 
 
@@ -697,6 +733,7 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
     return (
         any(map(_STOPS.search, after[-1:]))
         or any(map(_GAVE_UP.search, after[-3:]))
+        or _says_it_failed(after)
         or (_steps_are_left(tail) and any(map(_NAMED.search, after)))
     )
 

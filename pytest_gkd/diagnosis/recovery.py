@@ -79,7 +79,8 @@ _GIVES_UP = Pattern(
 _COMES = Pattern(rb"(?m)^\(autoscaler [^)]*\) Resized to ")
 # A launcher begins all ranks anew, or all is installed only now; a program goes on
 # from what it had saved.
-_ANEW = Pattern(rb"(?m)\bwill restart worker group\b|^Successfully installed ")
+_ANEW = Pattern(rb"\bwill restart worker group\b")
+_INSTALLED = Pattern(rb"(?m)^Successfully installed ")
 _RESUMES = Pattern(rb"(?i)\b(?:resum(?:ed|es|ing)|restored) (?:from|at)\b")
 # Text that was executed as code, such as a model's answer.
 _EXECUTED = re.compile(r"<(?:string|stdin|unknown)>$|(?:/var)?/tmp/tmp[^/]+/")
@@ -105,8 +106,11 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
     restarted: buffered output is written at the very end.
     """
     until, anew = steps_from(log, steps), _begun_anew(log)
-    if until < 0 <= (done := log_end.items(log.tail, steps)):
-        until = log.tail_at + done
+    if until < 0:
+        raised = {chain[-1].process for chain in log.chains}
+        raised |= {hit.process for hit in log.hits}
+        done = log_end.items(log.tail, steps, map(str.encode, raised))
+        until = log.tail_at + done if done >= 0 else -1
     until = max(until, anew)
     ends = [
         chain[-1].at
@@ -482,9 +486,18 @@ def _starved(log: Log) -> bool:
 
 def _begun_anew(log: Log) -> int:
     """The byte where all is begun anew, or after its installation, if more is said."""
-    at = _ANEW.last(log.tail)
+    at = max(_ANEW.last(log.tail), _installed(log))
     after = log.tail[max(0, at) :].partition(b"\n")[2]
     return log.tail_at + at if at >= 0 and after.strip() else -1
+
+
+def _installed(log: Log) -> int:
+    """Where in its tail pip has installed what it needs, before any program ended."""
+    at = _INSTALLED.last(log.tail)
+    ended = (
+        chain[-1].at < log.tail_at + at for chain in log.chains if _ends_program(chain)
+    )
+    return -1 if any(ended) else at
 
 
 def _begun_again(log: Log, at: int) -> bool:
