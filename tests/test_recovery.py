@@ -906,7 +906,12 @@ TYPED = "wandb: Currently logged in as: jo (team) to https://api.wandb.ai\n"
 
 
 def test_a_prompt_is_a_cause_only_while_nobody_has_answered_it() -> None:
-    assert [one.cause for one in judged(START + ASKS).causes] == ["env.hub-auth"]
+    report = judged(START + ASKS)
+    assert [one.cause for one in report.causes] == ["env.hub-auth"]
+    assert report.verdict == "hung"
+    told = {line[:8].strip() for line in render.log_text(report).splitlines()}
+    assert "fix" in told
+    assert not {"waits", "check"} & told
     assert judged(START + ASKS + TYPED + START_OF_ALL + UNKNOWN).causes == ()
 
 

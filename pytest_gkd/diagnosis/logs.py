@@ -198,17 +198,20 @@ def _verdict(
     if not at_work and not stopped and phase == "unknown":
         return _unknown(logs, phase, last, found, catalogue)
     progress = _progress(logs)
+    doubt = suspects(phase, text, frameworks, progress.facts)
+    if causes := () if at_work else causes:
+        doubt = replace(doubt, suspects=())  # it says itself what it waits for
     return LogReport(
         "running" if at_work else "hung",
         phase,
-        () if at_work else causes,
+        causes,
         last=last,
         expected=usual_next(_farthest(logs).tail) if len(logs) == 1 else None,
         progress=progress,
         ended_by=by,
         silence=silence.of_log(_farthest(logs), now),
-        waits_for="" if at_work else log_phases.WAITS_FOR[phase],
-        suspicion=suspects(phase, text, frameworks, progress.facts),
+        waits_for="" if at_work or causes else log_phases.WAITS_FOR[phase],
+        suspicion=doubt,
         survived=survived,
     )
 

@@ -261,8 +261,9 @@ def log_text(report: LogReport) -> str:
     else:
         lines += wrapped("", log_verdict(report), "  ")
     if report.verdict == "hung":
-        waits_for = tr("for {what}").format(what=tr(report.waits_for))
-        lines += wrapped(_label(tr("waits")), waits_for)
+        if report.waits_for:
+            waits_for = tr("for {what}").format(what=tr(report.waits_for))
+            lines += wrapped(_label(tr("waits")), waits_for)
         lines += _silence(report)
         if report.last:
             lines.append(_label(tr("last")) + _place(report.last, LOG_LINE))
