@@ -34,6 +34,15 @@ GIB = 2**30
         ("epoch 1, train loss: 2.0, val loss: 3.0", {"val loss": 3.0}),
         ("loss 3.1 lr 2e-05 tok/s 11.5k", {"lr": 2e-05, "tok/s": 11500}),
         ("step 12 loss 0.5", {"loss": 0.5}),
+        ("step 3 OrderedDict([('loss', 0.5), ('lr', 1e-5)])", {"loss": 0.5}),
+        (
+            "5% done, avg loss 0.5, 300 tokens per second, 2.0 GB used",
+            {"avg loss": 0.5, "tokens per second": 300, "memory used": 2 * GIB},
+        ),
+        (
+            "Epoch 0/0 12/160 0:00:12 \N{BULLET} 0:01:03 0.66it/s train_loss: 2.5",
+            {"train_loss": 2.5, "it/s": 0.66},
+        ),
         ("[1/160] loss -> 1.5; grad -> 0.5", {"loss": 1.5, "grad": 0.5}),
         ("\N{BOX DRAWINGS HEAVY VERTICAL} kl \N{BOX DRAWINGS HEAVY VERTICAL} 0.5 "
          "\N{BOX DRAWINGS HEAVY VERTICAL}", {"kl": 0.5}),
@@ -92,6 +101,7 @@ def test_a_sentence_has_no_metric(line: str) -> None:
         *(("number of skipped iterations", "skipped steps"), ("loss_mask", "other")),
         *(("gpu_memory_utilization", "other"), ("entropy_coeff", "other")),
         ("rewards/rejected", "other"),
+        *(("episodic_return", "reward"), ("Max. Off-Policy Level", "staleness")),
     ],
 )  # fmt: skip
 def test_a_metric_is_known_by_the_words_of_its_name(name: str, measures: str) -> None:
@@ -115,6 +125,8 @@ def loss(n: int) -> float:
     ("header", "row"),
     [
         ("step,loss,grad_norm", "{},{:.4f},0.5"),
+        ("    step    loss   gnorm", "0  {:5d}  {:.4f}  0.512"),
+        ("│ step │ loss │ lr │\n├──────┼──────┼────┤", "│ {} │ {:.4f} │ 1e-5 │"),
         ("Step\tTraining Loss\tValidation Loss", "{}\t{:.4f}\t1.5"),
         ("   step      loss     gnorm", "{:7d}  {:8.4f}     0.512"),
         ("Step\tTraining Loss\tcompletions / mean_length", "{}\t{:.4f}\t300.5"),
@@ -137,6 +149,19 @@ def test_a_table_goes_on_in_the_next_block() -> None:
     before = ("." * 99 + "\n") * 10_470  # a block is of a MiB
     found = log_of(f"{before}step,loss,grad\n{rows}").metrics.series()
     assert {len(one) for one in found} == {2499}
+
+
+def test_a_table_that_is_printed_again_goes_on() -> None:
+    table = (
+        "+------------+---------+------+--------+\n"
+        "| Trial name | status  | iter |   loss |\n"
+        "|------------+---------+------+--------|\n"
+        "| train_ab_0 | RUNNING | {:4d} | {:.4f} |\n"
+        "+------------+---------+------+--------+\n"
+    )
+    assert told("".join(table.format(n, loss(n)) for n in range(1, 120))) == [
+        "train.diverged"
+    ]
 
 
 def test_nvidia_smi_as_csv_is_read() -> None:

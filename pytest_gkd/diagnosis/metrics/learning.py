@@ -77,6 +77,17 @@ def _not_finite(series: Series, run: Run) -> Iterator[NumberFinding]:
         yield found(series, at, "train.nan", text)
 
 
+@JUDGES.of("loss", "gradient norm")
+def _not_finite_now_and_then(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A loss that is not finite again and again, in more than a tenth of the steps."""
+    late = series.values[len(series) // 2 :]
+    lost = [one for one in late if not math.isfinite(one)]
+    if len(late) >= 4 * ENOUGH and len(late) / 10 < len(lost) < len(late) / 2:
+        at = next(at for at, one in enumerate(series.values) if not math.isfinite(one))
+        text = f"is not finite in {len(lost)} of the last {len(late)} steps"
+        yield found(series, at, "train.nan", text, certain=False)
+
+
 @JUDGES.of("gradient norm")
 def _no_gradient(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: abs(value) < 1e-9)
@@ -540,6 +551,31 @@ def _no_learning_rate(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: value == 0)
     if len(series) - at >= max(5, len(series) // 10):
         yield found(series, at, "train.no-grad", "is 0 from here on")
+
+
+@JUDGES.of("learning rate")
+def _rate_explodes(series: Series, run: Run) -> Iterator[NumberFinding]:
+    """A rate that grows by ever more, to the end; a warm-up's grows evenly."""
+    values = series.finite().values
+    if len(values) < 4 * ENOUGH or min(values) < 0:
+        return
+    quarter, middle, last = (values[len(values) * k // 4 - 1] for k in (1, 2, 4))
+    if quarter > 0 and last > 4 * middle > 6 * quarter and last == max(values):
+        at = since(series, above(2 * middle))
+        text = f"grows ever faster, from {middle:.4g} to {last:.4g}"
+        yield found(series, at, "train.diverged", text, certain=False)
+
+
+@JUDGES.of_ends("staleness")
+def _old_rollouts(
+    series: Series, run: Run, first: float, last: float
+) -> Iterator[NumberFinding]:
+    """Answers of ever older weights: the trainer outruns what it is given."""
+    grows = robust.trend(series.values[len(series) // 2 :]) > SURE
+    if grows and last > 3 * max(first, 1) and last >= 5:
+        at = since(series, above(2 * max(first, 1)))
+        text = f"rollouts grow ever older, from {first:.4g} to {last:.4g}"
+        yield found(series, at, "sync.not-applied", text, certain=False)
 
 
 @JUDGES.of_ends("loss scale")

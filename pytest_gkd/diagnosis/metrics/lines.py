@@ -50,7 +50,8 @@ _NAME = (
 _OF_ALL = rb"(?:/ ?\d{1,7}(?:\.\d{1,3})?(?= ?[KMGT]i?B\b))?"  # 31.2/80.0 GiB
 _PAIR = re.compile(
     _NAME
-    + rb"['\"]? ?(?:[:=]|->|\xef\xbc\x9a) {0,8}['\"\[]?(?:np\.\w{1,12}\(|tensor\()?"
+    + rb"(?:['\"]? ?(?:[:=]|->|\xef\xbc\x9a) {0,8}|['\"], )['\"\[]?"
+    + rb"(?:np\.\w{1,12}\(|tensor\()?"
     + _NUMBER
     + _OF_ALL
     + _UNIT
@@ -64,6 +65,13 @@ _SPACED = re.compile(
     + _UNIT
     + rb"(?! {1,9}\d|[\w./+-]|[:=]|\.\w)"
 )
+# ``310 tokens per second``, ``31.5 GB used``, ``0.66it/s``: the number comes first.
+_FIRST = re.compile(
+    rb"(?<![\w./,:=-])(?<![:=] )"
+    + _NUMBER
+    + rb" ?(?:()((?:it|steps?|tok(?:en)?s?|samples)(?:/| per )s(?:ec(?:ond)?)?)"
+    rb"|([MG]i?B) ((?:gpu |GPU )?(?:memory |mem )?(?:used|allocated|reserved)))\b"
+)
 # What stands before a name belongs to it: all since a comma, and words that tell one
 # metric of a name from another, as in ``train loss: 2.3``.
 _BEFORE = re.compile(
@@ -73,7 +81,7 @@ _BEFORE = re.compile(
     rb"|gen|data|reward|entropy|generation|response|completion)\.? ){1,2}))$"
 )
 LONGEST_BEFORE = 80
-# A line with so many colons has a sign before each, and whole names, as verl's.
+# A line with so many colons, or with quotes, has whole names and a sign after each.
 MANY = 40
 # A longer line is no list of names and numbers without signs.
 LONGEST_SPACED = 1000
@@ -88,18 +96,19 @@ _NAMELESS = re.compile(
 )
 # Columns that are set apart by blanks alone.
 BLANKS = b"  "
+_BOXES = "\u2502".encode(), "\u2503".encode()
+BARS = b"|", *_BOXES
 # A table's header has at least so many columns, and at most so many bytes.
 FEWEST_COLUMNS = 3
 MOST_OF_HEADER = 2000
 _COLUMN_WORD = rb"[A-Za-z_(\[%](?!an\b|nf\b)[\w./@()\[\]%-]{0,40}"
 _COLUMN = re.compile(_COLUMN_WORD + rb"(?: (?:/|" + _COLUMN_WORD + rb")){0,4}")
-_RULE = re.compile(rb":?-{2,80}:?")
+_RULE = re.compile(r"[|+:=\-\s\u2500-\u257f]{3,400}")
 _STEPS = re.compile(rb"(?i)(?:(?:global|current|training)_?)?(?:steps?|iter(?:ation)?)")
 _ORDERS = re.compile(rb"(?i)time(?:stamp)?|date|epoch")
 _ONLY_NUMBER = re.compile(_NUMBER + _UNIT)
 # Of a part between bars that is no metric: ``iter 3 step 1``.
 _WITH_NUMBER = re.compile(rb"[A-Za-z]\w* \d")
-_BOXES = "\u2502".encode(), "\u2503".encode()
 _BAR_OF_TABLE = rb"(?:[|]|\xe2\x94[\x82\x83])"
 _CELL = re.compile(
     b"(?="
@@ -216,7 +225,7 @@ class Table:
         """The table that this line begins, if at least two metrics are its columns."""
         if len(header) > MOST_OF_HEADER:
             return None
-        for separator in (b",", b"\t", b"|", BLANKS):
+        for separator in (b",", b"\t", *BARS, BLANKS):
             cells = _cells(header, separator)
             if len(cells) < FEWEST_COLUMNS or not all(map(_COLUMN.fullmatch, cells)):
                 continue
@@ -231,14 +240,16 @@ class Table:
 
     def row(self, line: bytes) -> Reading | None:
         """The numbers of a row, an empty reading of a rule, None of any other line."""
+        if _RULE.fullmatch(line.decode("utf-8", "replace").strip()):
+            return Reading({})
         cells = _cells(line, self.separator)
+        if self.separator == BLANKS and len(cells) == 1 + len(self.names):
+            cells = cells[1:]  # pandas' index
         if len(cells) != len(self.names):
             return None
-        if all(_RULE.fullmatch(cell) for cell in cells):
-            return Reading({})
         found = [_ONLY_NUMBER.fullmatch(cell) for cell in cells]
         words = sum(1 for cell in cells if cell) - sum(map(bool, found))
-        if 3 * words > len(cells):
+        if 2 * words > len(cells):
             return None
         step = None
         values = {}
@@ -257,7 +268,7 @@ def _cells(line: bytes, separator: bytes) -> list[bytes]:
     cells = [cell.strip(b" \r") for cell in parts or line.split(separator)]
     if parts:
         return [cell for cell in cells if cell]
-    return cells[1:-1] if separator == b"|" else cells
+    return cells[1:-1] if separator in BARS else cells
 
 
 def _other(line: bytes) -> bool:
@@ -267,8 +278,8 @@ def _other(line: bytes) -> bool:
 
 def _numbers(line: bytes, bar: bool, stepped: bool) -> list[tuple[bytes, bytes, bytes]]:
     """Names, numbers and units."""
-    if _BULLET_MARK in line:
-        return _BULLET.findall(line)
+    if _BULLET_MARK in line and (bullets := _BULLET.findall(line)):
+        return bullets
     if b" throughput: " in line and (of_engine := _ENGINE.findall(line)):
         return of_engine
     if served := _SERVED.findall(line):
@@ -284,7 +295,7 @@ def _numbers(line: bytes, bar: bool, stepped: bool) -> list[tuple[bytes, bytes, 
         found = [one for part in line.split(b"|", MOST_PARTS) for one in _part(part)]
         if found:
             return found
-    return _pairs(line, stepped=stepped)
+    return _pairs(line, stepped=stepped, bar=bar)
 
 
 def _part(part: bytes) -> list[tuple[bytes, bytes, bytes]]:
@@ -299,21 +310,29 @@ def _part(part: bytes) -> list[tuple[bytes, bytes, bytes]]:
 
 
 def _pairs(
-    text: bytes, enough: int = 2, *, stepped: bool = False
+    text: bytes, enough: int = 2, *, stepped: bool = False, bar: bool = False
 ) -> list[tuple[bytes, bytes, bytes]]:
     """Names with a sign after them, and, if ``enough`` are known, those without one.
 
     A single one may be part of a sentence, if it is not the end of a step's line.
     """
-    if text.count(b":") > MANY or len(text) > LONGEST_SPACED * 10:
+    quoted = b"': " in text or b'": ' in text
+    if quoted or text.count(b":") > MANY or len(text) > LONGEST_SPACED * 10:
         return _PAIR.findall(text)
     signed = _whole(_PAIR.finditer(text), text)
     if len(text) > LONGEST_SPACED:
         return signed
-    known = _whole(_SPACED.finditer(text), text)
-    known = [one for one in known if _known(one[0]) != "other"]
+    spaced = [
+        one for one in _whole(_SPACED.finditer(text), text) if _known(one[0]) != "other"
+    ]
+    known = [*spaced]
+    if not bar:
+        known += [
+            (rate or b"memory " + of, number, unit)
+            for number, _, rate, unit, of in _FIRST.findall(text)
+        ]
     others = any(_known(name) != "other" for name, _, _ in signed)
-    if known and stepped and text.rstrip().endswith(known[-1][1] + known[-1][2]):
+    if spaced and stepped and text.rstrip().endswith(spaced[-1][1] + spaced[-1][2]):
         enough = 1
     return signed + known if len(known) + others >= enough else signed
 

@@ -86,11 +86,11 @@ _SAME = {
         "response": "responses resp completion completions generated output outputs "
         "answer answers rollout gen generation 回复",
         "eval": "evaluation val valid validation test dev heldout 验证",
-        "mean": "avg average",
+        "mean": "avg average episodic",
         "second": "s sec secs seconds",
         "time": "dt ms duration latency took timing 耗时",
         "step": "steps iter iteration it batch 步数",
-        "throughput": "tps wps ups tflops tflop flops mfu toks speed fps 吞吐",
+        "throughput": "tps wps ups sps tflops tflop flops mfu toks speed fps 吞吐",
         "token": "tokens tok sample samples seqs images img batches examples",
         "data": "dataloader loader load loading",
         "expert": "experts",
@@ -148,6 +148,8 @@ def _by_words(name: str) -> str:
         return "other" if "response" in words else "clipped share"
     if "skipped" in words and not words & {"time", "loss"}:
         return "skipped steps"
+    if "staleness" in words or {"policy", "level"} <= words:
+        return "staleness"
     if "request" in words and not words & {"time", "total"}:
         return next((f"{a} requests" for a in _HELD if _HELD[a] in words), "other")
     if words & ({"coef", "weight", "py"} if "loss" in words else _NOT_ITSELF):
@@ -209,6 +211,7 @@ _BY_WORDS = tuple(
             "kl time advantage batch model frac fraction second chosen rejected margin "
             "margins accuracies",
         ),
+        ("reward", "return mean", "std min max advantage"),
         ("accuracy", "accuracy", "step steps"),
         ("response length", "response length", "prompt total"),
         ("response length", "response token mean", "prompt total second time"),

@@ -43,6 +43,7 @@ MARKERS += (b"Step ", b"iteration ", b"reward", b" throughput: ", b"': '")
 MARKERS += ("\u2022 ".encode(), "\u2502 ".encode())  # a bullet, a table's line
 MARKERS += (b"step ", b"iter ", b"batch=", b"grad", b"throughput", b"/sec", b"tok/s")
 MARKERS += ("\u2503 ".encode(), b"_requests_", b"MiB / ")  # another table's line
+MARKERS += (b"per second", b"_return", b"SPS")
 MARKERS += (b"entropy", b"_rew", b"_kl", b"perf/", b"memory.", b"Memory (")
 MARKERS += ("\u635f\u5931".encode(), "\u5956\u52b1".encode())  # loss and reward
 
