@@ -397,3 +397,57 @@ def test_a_traceback_of_another_node_is_read_without_its_host() -> None:
     quoted = "RuntimeError: " + "\n".join(lines)  # no host, as its frames tell
     found = [one for chain in exceptions.read(quoted.encode()) for one in chain]
     assert {one.type for one in found} == {"RuntimeError"}
+
+
+LONG = b"RuntimeError: the ledger of the shard 0001 is out of balance by more than 4"
+STEPS = b"".join(
+    b"[2026-11-29 10:00:%02d,123][INFO] step %2d/9000 | loss %.5f | tok/s 12345.6\n"
+    % (n, n, 1 / (n + 1))
+    for n in range(9)
+)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        STEPS,
+        b"".join(b"words of line %d, " % n * 9 + b"\n" for n in range(9)),
+        (BEGIN + b'  File "/home/me/a.py", line 1, in f\n    a()\n' + LONG + b"\n") * 9,
+        (b"x" * 84 + b"\n" + BEGIN + FRAME + b"KeyError: 1\n") * 9,
+        b"".join(
+            BEGIN
+            + b'  File "/home/me/%b.py", line 3, in %b\n    get()\nKeyError: 1\n'
+            % (b"%c" % (97 + n) * 40, b"f" * 9)
+            for n in range(9)
+        ),
+    ],
+)
+def test_lines_that_are_as_long_as_each_other_are_not_wrapped(others: bytes) -> None:
+    text = others + BEGIN + FRAME + b"proj.Locked: no shard\n" + others
+    found = [one for chain in exceptions.read(text) for one in chain]
+    (locked,) = (one for one in found if one.type == "proj.Locked")
+    assert locked.message.splitlines()[0] == "no shard"
+    assert len(found) == text.count(BEGIN)
+    assert all(one.type for one in found)
+    assert all(
+        [len(f.function) in (1, 9) for f in one.frames] == [True] for one in found
+    )
+    assert all(text[one.start :].startswith(BEGIN) for one in found)
+
+
+@pytest.mark.parametrize(
+    ("line", "kind"),
+    [
+        (b"DialError: nobody answers at 10.0.0.5:6379", "DialError"),
+        (b"proj.net.Undialled: nobody at scorehost:8123", "proj.net.Undialled"),
+        (b"Undialled: nobody at scorehost:8123", "Undialled"),
+        (b"Undialled: nobody", "Undialled"),
+    ],
+)
+def test_any_class_ends_a_traceback(line: bytes, kind: str) -> None:
+    code = b"    sock = dial(host)\n"
+    between = b"Train:   0%|          | 3/940 [14:02<73:38:20, 2.92s/it]\nINFO: up\n"
+    text = BEGIN + FRAME + code + between + FRAME + code + line + b"\n"
+    ((one,),) = exceptions.read(text)
+    assert (one.type, one.message) == (kind, line.decode().partition(": ")[2])
+    assert len(one.frames) == 2

@@ -8,12 +8,13 @@ exception group's, torch elastic's.
 from __future__ import annotations
 
 import bisect
-from collections import Counter, deque
+import re
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pytest_gkd.diagnosis import launcher_summary, prefixes
-from pytest_gkd.diagnosis.patterns import Pattern
+from pytest_gkd.diagnosis.patterns import Match, Pattern
 from pytest_gkd.diagnosis.scan import uncoloured
 from pytest_gkd.diagnosis.stack_dump import Frame
 
@@ -59,9 +60,21 @@ _DOTTED = Pattern(
     rb"^ *(?P<type>(?:[A-Za-z_]\w*\.)+(?:<locals>\.)?[A-Z]\w*)"
     rb"(?::(?: (?P<message>.*))?)?$"
 )
+# A class of the program's own script, but no log level, bar or metric.
+_PLAIN = Pattern(
+    rb"^ *(?P<type>[A-Z]\w*[a-z]\w*): (?P<message>[^ ].*)$",
+    unless=rb"(?i)^ *(?:info|warn|debug|epoch|step|iter|train|eval|load|progress|note"
+    rb"|process)|\d%",
+)
 _MEMBER = Pattern(rb"^[ +]*\+-[+-]*-{8,} (?:\d+|\.\.\.) -{8,}$")
 _TREE = Pattern(rb"^ *(?:\| ?|\+ (?:Exception Group ))")
 _FOLDED = Pattern(rb" *\[repeated \d+x across cluster\].*")
+_NUMBER = re.compile(rb"\d+")
+# How a line begins that continues none.
+_OWN = re.compile(
+    rb"Traceback \(most recent call last\)|\[?(?:INFO|WARN(?:ING)?|ERROR|DEBUG"
+    rb"|CRITICAL|FATAL)\b"
+)
 _SIDES = "│┃║╭╰╮╯".encode()
 _BOXED = tuple(one.encode() for one in "│┃║╭╰")
 # Line endings that are drawn, not cut off.
@@ -287,24 +300,57 @@ def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
             shown = _FOLDED.without(shown)
         lines.append((at, at + len(line), shown))
         at += len(line)
-    widths = Counter(
-        _width(line) for _, _, line in lines if not line.endswith(_NOT_CUT)
-    )
-    width = max((one for one in widths if one in WIDTHS), default=0)
-    if width != max(widths, default=0) or widths[width] < FULL_LINES:
-        width = 0
+    width = _wrapped_at([line for _, _, line in lines])
     held: tuple[int, bytes] | None = None
+    before = b""
     for start, end, line in lines:
-        if held is not None and prefixes.split(line)[0]:
+        if held is not None and _begins(line, before):
             yield held[0], start, held[1]  # a line of its own
             held = None
         begin, whole = (start, line) if held is None else (held[0], held[1] + line)
         full = 0 < width == _width(line)
         held = (begin, whole) if full and len(whole) < 4000 else None
+        before = line
         if held is None:
             yield begin, end, whole
     if held is not None:
         yield held[0], len(text), held[1]
+
+
+def _wrapped_at(lines: list[bytes]) -> int:
+    """The width of the terminal that wrapped the lines, 0 if none did.
+
+    No line is longer, and enough that differ in more than their numbers are that long
+    and go on in the next.
+    """
+    widths = [0 if line.endswith(_NOT_CUT) else _width(line) for line in lines]
+    width = max(widths, default=0)
+    if width not in WIDTHS or widths.count(width) < FULL_LINES:
+        return 0
+    cut = {
+        _NUMBER.sub(b"0", line)
+        for line, own, following in zip(lines, widths, lines[1:], strict=False)
+        if own == width and not _begins(following, line)
+    }
+    return width if len(cut) >= FULL_LINES else 0
+
+
+def _begins(line: bytes, before: bytes) -> bool:
+    """Whether a line can only be one of its own, not the rest of the one before it."""
+    first = line.partition(b" ")[0]
+    return (
+        line.startswith(b"  ")
+        or not line.strip()
+        or (len(first) > 3 and before.startswith(first))
+        or prefixes.bare(line) != line
+        or _OWN.match(line) is not None
+        or (b": " in line and _class_line(line) is not None)
+    )
+
+
+def _class_line(line: bytes) -> Match | None:
+    """The class and the message of an exception, if a line consists of these."""
+    return _NAMED.search(line) or _DOTTED.search(line)
 
 
 def _width(line: bytes) -> int:
@@ -426,7 +472,7 @@ class _Reader:
             self._part, self._lost = b"", 0
             return
         in_part = _PART.search(whole)
-        if not in_part and not _NAMED.search(line):  # a message may end with a port
+        if not in_part and self._raises(line) is None:  # a message may end with a port
             in_part = _TO_NAME.search(whole)
         self._part = whole if in_part and len(whole) < 600 else b""
         if self._part or boxed or not line.strip():
@@ -440,13 +486,25 @@ class _Reader:
             if self._lost > MOST_LOST:
                 self._close()
 
+    def _raises(self, line: bytes) -> Match | None:
+        """The class and the message if this line has these, and so ends the open one.
+
+        A class whose name does not tell what it is must stand where the traceback does.
+        """
+        assert self._open is not None
+        indent = len(line) - len(line.lstrip())
+        if indent <= self._indent + 2 and (found := _NAMED.search(line)):
+            return found
+        if indent != self._indent:
+            return None
+        return _DOTTED.search(line) or (
+            _PLAIN.search(line) if self._open.frames else None
+        )
+
     def _raised(self, line: bytes, start: int, end: int) -> bool:
         """Whether this is the line with class and message, which ends it."""
         assert self._open is not None
-        indent = len(line) - len(line.lstrip())
-        found = _NAMED.search(line) if indent <= self._indent + 2 else None
-        if found is None and indent == self._indent:
-            found = _DOTTED.search(line)
+        found = self._raises(line)
         if found is None:
             return False
         self._open.type = _text(found[b"type"])
