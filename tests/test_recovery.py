@@ -1275,3 +1275,22 @@ def test_a_program_that_says_that_its_training_failed_has_failed(end: str) -> No
     assert judged(f"{MADE}{again}\n").verdict == "running"
     earlier = "the last run failed for lack of memory"
     assert judged(f"{MADE}{earlier}\n{end}\n").verdict in {"running", "healthy"}
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict"),
+    [
+        ("[launcher] job ended, status 1", "unknown"),
+        ("[launcher] rank 3 left with status 1\n[launcher] rank 0 stopped", "unknown"),
+        ("[launcher] job ended, status 0", "healthy"),
+        ("12:00:09 INFO train: completed all 6 steps in 12 min", "healthy"),
+    ],
+)
+def test_a_status_may_be_told_in_other_words(told: str, verdict: str) -> None:
+    assert judged(f"{MADE}{told}\n").verdict == verdict
+
+
+def test_what_is_used_for_what_is_not_there_lets_a_run_go_on() -> None:
+    warns = "n4:311:400 [0] NCCL WARN NET/IB : No usable device, using sockets\n"
+    assert judged(START + warns + steps(1, 2)).verdict == "running"
+    assert judged(START + warns.replace(", using sockets", "")).causes

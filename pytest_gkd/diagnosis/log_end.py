@@ -107,7 +107,8 @@ _FAREWELL = Pattern(
     rb"(?:job|run|train(?:ing|er)?|distillation|orchestrator|schedule|sweep"
     rb"|all (?:steps|stages|epochs))\b[^,;.]{0,30}"
     rb"\b(?:complete|completed|finished|done|over|ended)(?P<more>\W{0,3}$| ?[,;(].*)"
-    rb"|(?:finished|completed) (?:all )?\d+ (?:steps|iterations|epochs|updates)\W*$"
+    rb"|(?:finished|completed) (?:all )?\d+ (?:steps|iterations|epochs|updates)"
+    rb"(?: in \d[\w .]{0,20})?\W*$"
     rb"|(?:good)?bye\W*$|exit(?:ing|ed)? cleanly\b|ended (?:normally|well)\W*$))"
     rb"|^\+ exit 0$|^\{.*\"(?:run|job|train(?:ing)?)[_ ](?:end|ended|exit|finished)\""
     rb"|(?:\xe8\xae\xad\xe7\xbb\x83|\xe4\xbb\xbb\xe5\x8a\xa1)(?:\xe5\xb7\xb2)?"
@@ -116,6 +117,7 @@ _FAREWELL = Pattern(
 # Not if something is yet to come, or they speak of another's end.
 _TO_COME = Pattern(
     rb"(?i)\b[a-z]{2,}ing\b|\b(?:next|then|now|starts?|waits?|step|round|of)\b"
+    rb"|\b(?:status|code)\W{1,3}[1-9]|\bfail|\berror"
     rb"|\d ?/ ?\d"
 )
 _COMPLAINS = Pattern(rb"^.{0,60}\b(?:ERROR|CRITICAL|FATAL)\b")

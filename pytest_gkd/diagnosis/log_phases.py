@@ -146,7 +146,10 @@ ENDED = Pattern(
     rb"|(?:[Ee]poch|Episode)[^|]{0,40}: 100%\|"
 )
 # What comes before the exit status of a process, whoever tells it.
-EXIT = rb"[Ee]xit(?:ed with)? (?:code|status):? "
+EXIT = (
+    rb"(?:[Ee]xit(?:ed with)?|\b(?:ended|left|stopped|finished|returned)(?: with|,))"
+    rb" (?:code|status):? "
+)
 # Python cannot read the program itself; this comes without a traceback.
 _UNREADABLE = Pattern(rb"\^ *\r?\n[^\r\n]{0,100}\b(?:Syntax|Indentation|Tab)Error: ")
 # Signs that a program failed, whatever the reason.

@@ -43,7 +43,7 @@ _OF_ANSWER = Pattern(
 # What it says just after one that it does without.
 _GOES_ON = Pattern(
     rb"(?i)" + _WITHOUT + rb"|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
-    rb"|\brecover(?:s|ed|ing)\b"
+    rb"|\brecover(?:s|ed|ing)\b|[,;] using \w"
     rb"|\b\w{2,20}(?:ed|ing)\b[^.;!?]{0,40}\binstead\b"
 )
 # A number that is none of a time or a release.
