@@ -451,3 +451,140 @@ def test_any_class_ends_a_traceback(line: bytes, kind: str) -> None:
     ((one,),) = exceptions.read(text)
     assert (one.type, one.message) == (kind, line.decode().partition(": ")[2])
     assert len(one.frames) == 2
+
+
+def shown(text: str) -> list[tuple[str, str, list[tuple[str, int, str, str]]]]:
+    """Of each exception its class, its message, and its frames."""
+    return [
+        (
+            one.type,
+            one.message,
+            [(f.file, f.line, f.function, f.code) for f in one.frames],
+        )
+        for chain in exceptions.read(text.encode())
+        for one in chain
+    ]
+
+
+def test_code_that_python_cannot_read_is_the_innermost_place() -> None:
+    text = """Traceback (most recent call last):
+  File "/job/train.py", line 3, in <module>
+    import ledger
+  File "/job/ledger.py", line 41
+    def total(self
+             ^
+SyntaxError: '(' was never closed
+"""
+    frames = [
+        ("/job/train.py", 3, "<module>", "import ledger"),
+        ("/job/ledger.py", 41, "<module>", "def total(self"),
+    ]
+    assert shown(text) == [("SyntaxError", "'(' was never closed", frames)]
+    without = text.replace("    def total(self\n             ^\n", "")
+    frames[1] = ("/job/ledger.py", 41, "<module>", "")
+    assert shown(without) == [("SyntaxError", "'(' was never closed", frames)]
+
+
+def test_loguru_marks_the_frame_that_caught_it() -> None:
+    text = """Traceback (most recent call last):
+
+  File "/job/train.py", line 88, in <module>
+    main()
+    └ <function main at 0x7f>
+
+> File "/job/ledger.py", line 31, in post
+    raise Unbalanced(c)
+          │          └ 4
+          └ <class 'Unbalanced'>
+
+proj.ledger.Unbalanced: 4
+"""
+    frames = [
+        ("/job/train.py", 88, "<module>", "main()"),
+        ("/job/ledger.py", 31, "post", "raise Unbalanced(c)"),
+    ]
+    assert shown(text) == [("proj.ledger.Unbalanced", "4", frames)]
+
+
+def test_a_box_marks_the_line_of_a_frame() -> None:
+    text = """╭──────────── Traceback (most recent call last) ────────────╮
+│ /job/train.py:88 in <module>                              │
+│                                                           │
+│   87 │   if ready:                                        │
+│ ❱ 88 │   │   main()                                       │
+│   89 │   else:                                            │
+│                                                           │
+│ /job/ledger.py:9 in post                                  │
+│                                                           │
+│ ❱  9     raise Unbalanced(c)                              │
+╰───────────────────────────────────────────────────────────╯
+Unbalanced: 4
+"""
+    frames = [
+        ("/job/train.py", 88, "<module>", "main()"),
+        ("/job/ledger.py", 9, "post", "raise Unbalanced(c)"),
+    ]
+    assert shown(text) == [("Unbalanced", "4", frames)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        r"""worker said: 'Traceback (most recent call last):\n  File "q.py", line 3'""",
+        "it told `Traceback (most recent call last)` and stopped",
+    ],
+)
+def test_a_message_that_quotes_a_traceback_begins_none(said: str) -> None:
+    text = f"""Traceback (most recent call last):
+  File "/job/a.py", line 41, in rescale
+    ask()
+ValueError: {said}
+"""
+    frames = [("/job/a.py", 41, "rescale", "ask()")]
+    assert shown(text) == [("ValueError", said, frames)]
+
+
+@pytest.mark.parametrize(
+    ("cell", "module"),
+    [
+        ("Cell In[3], line 7", "Cell In[3]"),
+        ("Cell In [3], line 7", "Cell In [3]"),
+        ("Input In [3], in <cell line: 7>()", "Input In [3]"),
+    ],
+)
+def test_a_notebooks_traceback(cell: str, module: str) -> None:
+    text = f"""{"-" * 75}
+LedgerError                               Traceback (most recent call last)
+{cell}
+      5 def f():
+      6     x = 1
+----> 7 ledger.total(x)
+
+File ~/job/ledger.py:31, in Ledger.total(self, x)
+     29 def total(self, x):
+---> 31     raise LedgerError("c")
+
+LedgerError: column 4 does not balance
+
+During handling of the above exception, another exception occurred:
+
+AttributeError                            Traceback (most recent call last)
+Cell In[3], line 9, in close(x)
+----> 9 x.close()
+
+AttributeError: no close
+"""
+    frames = [
+        (module, 7, "<module>", "ledger.total(x)"),
+        ("~/job/ledger.py", 31, "Ledger.total", 'raise LedgerError("c")'),
+    ]
+    assert shown(text) == [
+        ("LedgerError", "column 4 does not balance", frames),
+        ("AttributeError", "no close", [("Cell In[3]", 9, "close", "x.close()")]),
+    ]
+
+
+def test_the_line_under_a_group_is_no_part_of_its_last_message() -> None:
+    ((*_, last, _),) = exceptions.read((LOGS / "group.log").read_bytes())
+    assert last.type == "TimeoutError"
+    assert "---" not in last.message

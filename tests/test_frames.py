@@ -438,3 +438,21 @@ def test_failing_all_else_a_functions_name_tells_and_then_its_file() -> None:
     own = frame("finish", "sampling.py")
     assert phase_of(START, own, library, "ValueError: no") == "generation"
     assert phase_of(START, library, "ValueError: no") == "data"
+
+
+@pytest.mark.parametrize(
+    ("file", "own", "general"),
+    [
+        (r"C:\Users\me\job\train.py", True, False),
+        (r"C:\venv\Lib\site-packages\zaplib\core.py", False, False),
+        (r"C:\venv\Lib\site-packages\torch\nn\modules\linear.py", False, True),
+        (r"C:\Python311\Lib\threading.py", False, True),
+    ],
+)
+def test_whose_a_file_of_windows_is(file: str, own: bool, general: bool) -> None:
+    text = f'{START}\n  File "{file}", line 7, in f\n    g()\nKeyError: 1'
+    ((raised,),) = exceptions.read(text.encode())
+    (one,) = raised.frames
+    assert one.file == file
+    assert (frames.is_own(one), frames.is_general(one)) == (own, general)
+    assert frames.in_library(raised) is not own

@@ -244,3 +244,21 @@ def test_a_cause_tells_the_phase_where_no_function_does(
 def test_the_causes_of_phases_are_those_of_the_catalogue() -> None:
     known = {*CATALOGUE, *(cause.partition(".")[0] for cause in CATALOGUE)}
     assert {*log_phases.CAUSED_IN} <= known
+
+
+def test_a_group_of_exceptions_that_nothing_catches_fails_a_run(tmp_path: Path) -> None:
+    steps = "".join(
+        f"2026-11-29 10:00:0{n} INFO step {n}/90 loss=1\n" for n in range(9)
+    )
+    group = """  + Exception Group Traceback (most recent call last):
+  |   File "/job/train.py", line 88, in <module>
+  |     anyio.run(main)
+  | BaseExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/job/roll.py", line 21, in sample
+    |     return pool.pick(k)
+    | KeyError: 9
+    +------------------------------------
+"""
+    assert judged(steps + group, tmp_path).verdict == "unknown"

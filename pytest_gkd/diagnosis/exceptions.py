@@ -11,7 +11,7 @@ import bisect
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pytest_gkd.diagnosis import launcher_summary, prefixes
 from pytest_gkd.diagnosis.patterns import Match, Pattern
@@ -42,11 +42,26 @@ _LINKS = {
     "cause": b"The above exception was the direct cause",
     "context": b"During handling of the above exception",
 }
-# A frame as Python and rich print it.
+# A frame as Python, loguru and rich print it, then as IPython does.
 _FRAME = Pattern(
-    rb"^ *(?:File \"(?P<file>[^\"\r\n]+)\", line (?P<line>\d{1,9}),? in (?P<name>.+?)"
-    rb"|(?P<file2>\S+):(?P<line2>\d{1,9}) in (?P<name2>[\w.<>]+)) *$"
+    rb"^(?:>? *File \"(?P<file>[^\"\r\n]+)\", line (?P<line>\d{1,9}),? in (?P<name>.+?)"
+    rb"| *(?P<file2>\S+):(?P<line2>\d{1,9}) in (?P<name2>[\w.<>]+)) *$"
 )
+_NOTEBOOK = Pattern(
+    rb"^(?:File (?P<file>[^\"]+):(?P<line>\d{1,9})"
+    rb"|(?P<file2>Cell In ?\[\d+\]), line (?P<line2>\d{1,9})"
+    rb"|(?P<file3>Input In \[\d+\]), in <cell line: (?P<line3>\d{1,9})>)"
+    rb"(?:, in (?P<name>[\w.<>]+))?(?:\(.*\))?$"
+)
+# That of a file that Python cannot read, which has no functions yet.
+_UNREADABLE = Pattern(rb"^ *File \"(?P<file>[^\"\r\n]+)\", line (?P<line>\d{1,9})$")
+# The line of a frame among those around it, as rich and IPython mark it.
+_POINTED = Pattern(
+    rb"^ *(?:\xe2\x9d\xb1|-+>) *(?P<line>\d{1,9}) (?:\xe2\x94\x82| )*(?P<code>.+)$"
+)
+_NUMBERED = Pattern(rb"^ *\d{1,9}(?: |$)")
+# The start of one in the text of an exception.
+_QUOTED = Pattern(rb"[\"'`]Traceback \(most recent|\(most recent call last\):?\\+n")
 # The first part of one, if the terminal or the box was too narrow for it.
 _PART = Pattern(rb"^ *(?:File \"[^\"]*$|File \".*line[ \d,in]*$|/[^\s:]*(?::\d*)?$)")
 _TO_NAME = Pattern(rb"\S:\d+(?: in)?$")
@@ -77,6 +92,8 @@ _OWN = re.compile(
 )
 _SIDES = "│┃║╭╰╮╯".encode()
 _BOXED = tuple(one.encode() for one in "│┃║╭╰")
+# What ends a message.
+_AFTER = (b'"""', b"+--")
 # Line endings that are drawn, not cut off.
 _NOT_CUT = (b"^", b"-", b"=", b"*", *(one.encode() for one in "│┃║╭╰╮╯"))
 
@@ -386,7 +403,7 @@ class _Reader:
             self._came, self._more = link, 0
         elif launcher_summary.FIRST in line:
             self._first = True
-        elif _MARK in line:
+        elif _MARK in line and _QUOTED.search(line) is None:
             self._begin_at(line, line.index(_MARK), start)
         elif b"+-" in line and _MEMBER.search(line):
             self._begin(start, "within", 0)
@@ -397,7 +414,7 @@ class _Reader:
             self._begin(start, self._came, 0)
         elif self._open is not None:
             self._traceback(line, start, end, boxed=boxed)
-        elif self._more and line.strip() and not line.startswith((b'"""', b"+--")):
+        elif self._more and line.strip() and not line.lstrip().startswith(_AFTER):
             self._more -= 1
             last = self._chain[self._at]
             last.message = f"{last.message}\n{_text(line)}".lstrip("\n")
@@ -462,29 +479,37 @@ class _Reader:
         if self._part:
             space = b" " if _TO_NAME.search(self._part) else b""
             whole = self._part + space + line.strip()
-        if b" in " in whole and (found := _FRAME.search(whole)):
-            file, number, name = (
-                found[kind] or found[kind + b"2"]
-                for kind in (b"file", b"line", b"name")
-            )
-            self._open.frames.append(Frame(_text(file), int(number), _text(name)))
+        if frame := _frame(whole):
+            self._open.frames.append(frame)
             self._open.end = end
             self._part, self._lost = b"", 0
             return
+        if self._part and not _PART.search(whole):
+            if found := _UNREADABLE.search(self._part):
+                file, number = _text(found[b"file"]), int(found[b"line"])
+                self._open.frames.append(Frame(file, number, "<module>"))
+                self._lost = 0
+            whole = line
         in_part = _PART.search(whole)
         if not in_part and self._raises(line) is None:  # a message may end with a port
             in_part = _TO_NAME.search(whole)
         self._part = whole if in_part and len(whole) < 600 else b""
-        if self._part or boxed or not line.strip():
+        if pointed := _POINTED.search(line):
+            self._code(pointed[b"code"], int(pointed[b"line"]))
+        if self._part or boxed or pointed or not line.strip():
             return
         if not self._raised(line, start, end):
-            if not self._lost and self._open.frames:
-                last = self._open.frames[-1]
-                code = _text(line.strip()[:MOST_CODE])
-                self._open.frames[-1] = Frame(last.file, last.line, last.function, code)
+            if not self._lost and not _NUMBERED.search(line):
+                self._code(line.strip())
             self._lost += 1
             if self._lost > MOST_LOST:
                 self._close()
+
+    def _code(self, code: bytes, number: int = 0) -> None:
+        """Keep the code of the last frame, unless the line ``number`` is not its."""
+        frames = self._open.frames if self._open else []
+        if frames and number in (0, frames[-1].line):
+            frames[-1] = replace(frames[-1], code=_text(code[:MOST_CODE]))
 
     def _raises(self, line: bytes) -> Match | None:
         """The class and the message if this line has these, and so ends the open one.
@@ -513,6 +538,26 @@ class _Reader:
         self._close(end)
         self._more = MOST_LINES
         return True
+
+
+def _frame(line: bytes) -> Frame | None:
+    """The frame that a line shows, if any."""
+    found = _FRAME.search(line) if b" in " in line else None
+    if found is not None:
+        return Frame(
+            _text(found[b"file"] or found[b"file2"]),
+            int(found[b"line"] or found[b"line2"]),
+            _text(found[b"name"] or found[b"name2"]),
+        )
+    if line.startswith((b"File ", b"Cell In", b"Input In")) and (
+        found := _NOTEBOOK.search(line)
+    ):
+        return Frame(
+            _text(found[b"file"] or found[b"file2"] or found[b"file3"]),
+            int(found[b"line"] or found[b"line2"] or found[b"line3"]),
+            _text(found[b"name"] or b"<module>"),
+        )
+    return None
 
 
 def _text(line: bytes) -> str:

@@ -52,7 +52,8 @@ _LIBRARY = re.compile(
 )
 # What only calls the code of others, such as a module's ``forward``.
 _CALLER = re.compile(
-    r"^<|/lib/python[\d.]+/(?!(?:site|dist)-packages/)|/ray/_private/"
+    r"^<|/lib/python[\d.]+/(?!(?:site|dist)-packages/)|^[A-Za-z]:/.*/Lib/(?!site-packages/)"
+    r"|/ray/_private/"
     r"|/torch/(?:nn/modules/(?:module|container)|utils/\w+|autograd/\w+)\.py$"
 )
 # Libraries with files that are called as an engine's, such as ``core.py``.
@@ -85,6 +86,7 @@ _OF_IMPORT = re.compile(r"^(?:Import|ModuleNotFound|Syntax|Indentation|Tab)Error
 # Files and functions in these reveal nothing about the job.
 _GENERAL = re.compile(
     r"^<|/lib/python[\d.]+/(?!(?:site|dist)-packages/)|^\w+\.py$"
+    r"|^[A-Za-z]:/.*/Lib/(?!site-packages/)"
     r"|(?:^|/(?:site|dist)-packages/)(?:torch|ray|hydra|omegaconf|pydantic|numpy|importlib\w*"
     r"|urllib3|requests|httpx|httpcore|aiohttp|anyio|uvloop|click|typer|fire|absl|jinja2"
     r"|pandas|pyarrow|safetensors|huggingface_hub|vllm|sglang)/|\.(?:pyx|pxi)$"
@@ -106,7 +108,7 @@ def phase_of(chain: Chain, last: str = "") -> str:
     if chain and _imports(chain[0]):
         return "config"
     begun = _begun(last)
-    if any(_TRACKER.search(frame.file) for one in chain[:1] for frame in one.frames):
+    if any(_TRACKER.search(frame.path) for one in chain[:1] for frame in one.frames):
         return "training-step" if begun else "config"
     created = any(map(_creates, chain))
     possible = log_phases.STARTS if created else log_phases.PHASES
@@ -132,7 +134,7 @@ def phase_of(chain: Chain, last: str = "") -> str:
 
 def converts(chain: Chain) -> bool:
     """Whether a program that converts checkpoints raised it, by its file's name."""
-    files = (f.file for one in chain for f in one.frames if f.function == "<module>")
+    files = (f.path for one in chain for f in one.frames if f.function == "<module>")
     return _CONVERTS.search(PurePosixPath(next(files, "")).stem) is not None
 
 
@@ -143,7 +145,7 @@ def is_at(frame: Frame, word: str) -> bool:
         path, function = word, ""
     if function and frame.function.rpartition(".")[2] != function:
         return False
-    file = "/" + frame.file.replace("\\", "/")
+    file = "/" + frame.path
     return (
         f"/{path}" in file
         if path.endswith("/")
@@ -153,24 +155,24 @@ def is_at(frame: Frame, word: str) -> bool:
 
 def is_general(frame: Frame) -> bool:
     """Whether a frame lies in Python's own files or a library that every job uses."""
-    return _GENERAL.search(frame.file) is not None
+    return _GENERAL.search(frame.path) is not None
 
 
 def is_own(frame: Frame) -> bool:
     """Whether a frame lies in the program's own code, not in a library."""
-    return not (_LIBRARY.search(frame.file) or _CALLER.search(frame.file))
+    return not (_LIBRARY.search(frame.path) or _CALLER.search(frame.path))
 
 
 def in_library(raised: Raised) -> bool:
     """Whether a library's code raised it, as far as its frames tell."""
-    files = [frame.file for frame in raised.frames if not _CALLER.search(frame.file)]
+    files = [frame.path for frame in raised.frames if not _CALLER.search(frame.path)]
     return not files or _LIBRARY.search(files[-1]) is not None
 
 
 def own_words(raised: Raised) -> bool:
     """Whether the program's own code raised it by ``raise`` or ``assert``."""
     return not in_library(raised) and any(
-        _RAISES.match(frame.code) and not _CALLER.search(frame.file)
+        _RAISES.match(frame.code) and not _CALLER.search(frame.path)
         for frame in raised.frames[-1:]
     )
 
@@ -193,7 +195,7 @@ def _creates(raised: Raised) -> bool:
     """Whether a trainer or a Ray actor was being constructed, which no step does."""
     task = _TASK.search(raised.message)
     return (task is not None and task[2] == "__init__") or any(
-        _name(frame) == "__init__" and "trainer" in PurePosixPath(frame.file).stem
+        _name(frame) == "__init__" and "trainer" in PurePosixPath(frame.path).stem
         for frame in raised.frames
     )
 
@@ -205,14 +207,14 @@ def _by_table(chain: Chain, role: str, last: str, possible: tuple[str, ...]) -> 
     """
     for one in chain:
         for frame in reversed(one.frames):
-            if _OF_DATA.search(frame.file):
+            if _OF_DATA.search(frame.path):
                 continue
             name = _name(frame)
-            phase = log_phases.raised_in(f"{PurePosixPath(frame.file).name}:{name}")
+            phase = log_phases.raised_in(f"{PurePosixPath(frame.path).name}:{name}")
             if name == _WAKES and any(map(_syncs, one.frames)):
                 phase = "weight-sync"
             if phase not in possible or (
-                phase == "config" and _ENGINES_OWN.search(frame.file)
+                phase == "config" and _ENGINES_OWN.search(frame.path)
             ):
                 continue
             if phase in log_phases.STARTS and any(map(_of_teacher, one.frames)):
@@ -303,7 +305,7 @@ def _of_engine(chain: Chain, *, begun: bool) -> str:
     every = [frame for one in chain for frame in one.frames]
     if not (
         any(_ENGINE.search(one.process) for one in chain)
-        or any(_OF_ENGINE.search(frame.file) for frame in every)
+        or any(_OF_ENGINE.search(frame.path) for frame in every)
     ):
         return ""
     names = [*map(_name, every)]
@@ -328,7 +330,7 @@ def _role_of(chain: Chain) -> tuple[str, str]:
         found = next((role for role in _ROLES if name and role[2].search(name)), None)
         if found is None:
             continue
-        own = (each.function for each in one.frames if "/ray/" not in each.file)
+        own = (each.function for each in one.frames if "/ray/" not in each.path)
         method = (task[2] if task else next(own, "")).rpartition(".")[2]
         phase = log_phases.raised_in(method) or phase_words.of_name(method)
         starts = _INITS.search(method) and phase in {"", *log_phases.STARTS}
@@ -342,7 +344,7 @@ def _by_loose_name(chain: Chain) -> str:
         _name(frame)
         for one in chain
         for frame in reversed(one.frames)
-        if not _LIBRARY.search(frame.file) and not is_general(frame)
+        if not _LIBRARY.search(frame.path) and not is_general(frame)
     )
     return _first(phase_words.of_file(name) for name in names if name != "forward")
 
@@ -350,7 +352,7 @@ def _by_loose_name(chain: Chain) -> str:
 def _by_file(chain: Chain) -> str:
     """What the names of the program's own files imply, else those of libraries."""
     files = [
-        frame.file
+        frame.path
         for one in chain
         for frame in reversed(one.frames)
         if frame.function != "<module>" and not is_general(frame)

@@ -154,7 +154,8 @@ EXIT = (
 _UNREADABLE = Pattern(rb"\^ *\r?\n[^\r\n]{0,100}\b(?:Syntax|Indentation|Tab)Error: ")
 # Signs that a program failed, whatever the reason.
 FAILED = Pattern(
-    rb"^(?:E +)?(?:\([^)]*\) *|\[rank\d+\]: *)*Traceback \(most recent call last\)"
+    rb"^(?:E +)?(?:\([^)]*\) *|\[rank\d+\]: *)*(?: *\+ Exception Group )?"
+    rb"Traceback \(most recent call last\)"
     rb"|^(?:\([^)]*\) *|\[rank\d+\]: *)*[\w.]*(?:Error|Exception): "
     rb"|\[\w+\.py:\d+\] [\w.]*(?:Error|Exception): "
     rb"|slurmstepd: error|CANCELLED AT "

@@ -30,6 +30,11 @@ class Frame:
     code: str = field(default="", compare=False)
 
     @property
+    def path(self) -> str:
+        """The file with slashes, whatever the system it was printed on."""
+        return self.file.replace("\\", "/")
+
+    @property
     def is_native(self) -> bool:
         """Whether it is C, C++ or Rust code, by its file."""
         return not self.line or self.file.endswith(_NATIVE)
