@@ -210,13 +210,14 @@ def test_a_message_may_end_with_a_port() -> None:
     assert (one.type, one.message) == ("DialError", "nobody answers at 10.0.0.5:6379")
 
 
+@pytest.mark.parametrize("width", [65, 70, 80, 100, 120])
 @pytest.mark.parametrize("name", ["loader", "ray_actors", "ray_killed"])
-def test_a_terminal_of_eighty_columns_changes_nothing(name: str) -> None:
+def test_the_width_of_a_terminal_changes_nothing(name: str, width: int) -> None:
     text = re.sub(r"\x1b\[\d+m", "", (LOGS / f"{name}.log").read_text())
     cut = "\n".join(
-        line[at : at + 80]
+        line[at : at + width]
         for line in text.splitlines()
-        for at in range(0, max(1, len(line)), 80)
+        for at in range(0, max(1, len(line)), width)
     )
     assert cut != text.rstrip("\n")
     assert told(exceptions.read(cut.encode())) == TOLD[name]

@@ -337,19 +337,20 @@ def _lines(text: bytes) -> Iterator[tuple[int, int, bytes]]:
 def _wrapped_at(lines: list[bytes]) -> int:
     """The width of the terminal that wrapped the lines, 0 if none did.
 
-    No line is longer, and enough that differ in more than their numbers are that long
-    and go on in the next.
+    No line is longer, and enough that differ in more than their numbers, with what
+    follows, are that long and go on in the next.
     """
     widths = [0 if line.endswith(_NOT_CUT) else _width(line) for line in lines]
     width = max(widths, default=0)
     if width not in WIDTHS or widths.count(width) < FULL_LINES:
         return 0
     cut = {
-        _NUMBER.sub(b"0", line)
+        (_NUMBER.sub(b"0", line), _NUMBER.sub(b"0", following))
         for line, own, following in zip(lines, widths, lines[1:], strict=False)
         if own == width and not _begins(following, line)
     }
-    return width if len(cut) >= FULL_LINES else 0
+    differ = len({line for line, _ in cut}) > 1 and len(cut) >= FULL_LINES
+    return width if differ else 0
 
 
 def _begins(line: bytes, before: bytes) -> bool:
