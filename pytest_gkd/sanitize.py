@@ -62,7 +62,41 @@ _KINDS = {
     "eyJ": r"(?:(?<![\w-]eyJ)|(?<=\\[nrt]eyJ))[\w-]{10,}\.[\w-]{10,}\.[\w-]*",
 }
 # Placeholders for a secret yet to be filled in: $NAME, <name>, ...; and nothing else.
-_UNFILLED = r"(?:\$\{?[A-Z_][A-Z0-9_]{0,40}\}?|<[\w -]{1,40}>|\.{3}|…)(?=[\s\"'@&,]|$)"
+_UNFILLED = r"(?:\$\{?[A-Z_][A-Z0-9_]{0,40}\}?|<[\w -]{1,40}>|\.{3}|…)(?=[\s\"'@&,;]|$)"
+# Random letters and digits: two numbers or more, and three digits.
+_OPAQUE = (
+    r"(?=[A-Za-z]{0,40}\d{1,40}[A-Za-z]{1,40}\d)(?=(?:[A-Za-z]{0,40}\d){3})"
+    r"[A-Za-z0-9]{16,200}(?![\w-])"
+)
+# Base64 of "user:password" (RFC 7617): of printable ASCII, so that of every four of
+# its characters each of the first three can only be some. Words are not like that.
+_BASIC = (
+    r"(?=(?:[I-Za-f][C-HS-Xi-nyz0-3][ABEFIJMNQRUVYZcdghklopstwx014589][\w+/]){3})"
+    r"[A-Za-z0-9+/]{12,}={0,2}(?![\w+/])"
+)
+# A scheme (those of RFC 9110, 11.6.2, and of clouds), and what it is followed by.
+_SCHEME = "(?i:basic|bearer|token|negotiate|oauth|api-?key|aws|oss)"
+_AUTHORIZATION = re.compile(
+    rf"((?i:authorization)(?:[\"'], ?b?[\"'](?={_SCHEME} )|[\"']?[:=] ?b?[\"']?)"
+    rf"(?:{_SCHEME} )?)(?!{_SCHEME}\b)(?!(?i:required|missing|invalid|failed|realm)\b)"
+    rf"(?!{_UNFILLED})"
+    r"(?:\w{4,8}\*{3}:)?[^\s\"',*]{6,}"
+)
+# What a cloud's id of a key is followed by: AWS's has 40 characters, Alibaba's 30,
+# Tencent's 32.
+_CLOUD = re.compile(
+    r"((?:AKIA|ASIA|LTAI|AKID)(?:\w{12,40}(?!\w)|\*{3})[^\n*]{1,40}?(?<![\w+/]))"
+    r"(?=[^\s]{0,39}[A-Z])(?=[^\s]{0,39}[a-z])(?=[^\s]{0,39}\d)"
+    r"[A-Za-z0-9+/]{30,40}(?![\w+/])"
+)
+# RFC 6265, 4.1.1: pairs of names and values; what follows is not secret (Expires=...).
+_COOKIE_VALUE = r"(?:\"[^\s\",;]*\"|[^\s\"',;\\]+)"
+_COOKIE = re.compile(
+    r"([Cc]ookie(?:[\"'], ?b?[\"']|[\"']? ?[:=] ?b?[\"']?"
+    r"|\s(?=[\"']?[\w.-]{1,80}=\S{8})[\"']?)(?=[\w.-]))"
+    rf"[^\s\"',;=:(]{{1,80}}=(?!{_UNFILLED}){_COOKIE_VALUE}"
+    rf"(?:; ?[^\s\"',;=]{{1,80}}={_COOKIE_VALUE}?)*"
+)
 # Each with a literal that its matches contain, whose absence is seen at once.
 _SHAPES = (
     *(
@@ -78,9 +112,10 @@ _SHAPES = (
     (
         "://",
         re.compile(
-            rf"(://[^\s/?#@:\"']{{0,200}}:)(?!{_UNFILLED})[^\s/?#@\"']{{1,500}}(?=@)"
+            rf"(://[^\s/?#@:\"']{{0,200}}:)(?!{_UNFILLED})[^\s/?#\"']{{1,500}}(?=@)"
         ),
     ),
+    ("://", re.compile(rf"(://){_OPAQUE}(?=@)")),
     # Addresses that let whoever knows them post: the last part is the secret.
     (
         "hooks.slack.com/",
@@ -92,8 +127,24 @@ _SHAPES = (
     (":A", re.compile(r"(?<![\d:])(\d{5,16}:)A(?=[\w-]*\d)[\w-]{34}(?![\w-])")),
     ("sig=", re.compile(rf"([?&]sig=)(?!{_UNFILLED})[^&\s\"']+")),
     (
-        "Signature=",
-        re.compile(rf"([?&](?:X-Goog-)?Signature=)(?!{_UNFILLED})[^&\s\"']{{16,}}"),
+        "ignature=",
+        re.compile(
+            r"([?&](?:[A-Za-z]{1,8}-){0,2}[Ss]ignature="
+            r"|Signature=(?=[0-9a-f]{64}\b))"
+            rf"(?!{_UNFILLED})[^&\s\"']{{16,}}"
+        ),
+    ),
+    # A parameter of an address, whose value has letters and digits.
+    *(
+        (
+            sign,
+            re.compile(
+                rf"(\{sign}(?i:key|(?:id[_-]?|security-|)token|auth|code|pwd|pass|jwt|sid"
+                r"|session(?:[_-]?id)?)=)"
+                r"(?=[^\d\s&]{0,80}\d)(?=[^A-Za-z\s&]{0,80}[A-Za-z])[\w.~%+/=-]{8,}"
+            ),
+        )
+        for sign in "?&"
     ),
     (
         "X-Amz-",
@@ -102,31 +153,45 @@ _SHAPES = (
             rf"(?!{_UNFILLED})[^&\s\"']+"
         ),
     ),
-    (
-        "earer ",
-        re.compile(r"([Bb]earer )[\w.~+/=-]{16,}"),
+    ("earer", re.compile(r"([Bb]earer(?: |%20))[\w.~+/=-]{16,}")),
+    ("uthorization", _AUTHORIZATION),
+    ("AUTHORIZATION", _AUTHORIZATION),
+    *(
+        (sign, re.compile(rf"({sign}){_BASIC}"))
+        for sign in ("Basic ", "basic ", '"auth": "')  # the last is docker's
     ),
-    (
-        "uthorization",
-        re.compile(
-            r"([Aa]uthorization[\"']?[:=] ?[\"']?(?:[Bb]asic |[Tt]oken )?)"
-            rf"(?![Bb]earer )(?!{_UNFILLED})[^\s\"',*]{{6,}}"
-        ),
+    ("ookie", _COOKIE),
+    *((kind, _CLOUD) for kind in ("AKIA", "ASIA", "LTAI", "AKID")),
+    # In a sentence: password "...", invalid API key ..., for token ....
+    *(
+        (
+            word,
+            re.compile(
+                rf"({word}\s{{1,2}}(?P<quote>[\"'`]))(?!{_UNFILLED})(?!(?i:none|null)\b)"
+                r"[^\"'`\n]{1,200}(?=(?P=quote))"
+            ),
+        )
+        for word in ("password", "Password", "passwd", "passphrase")
     ),
-    (
-        "AUTHORIZATION",
-        re.compile(
-            r"(AUTHORIZATION: ?(?:[Bb]asic|BASIC|[Bb]earer|[Tt]oken) )[^\s\"',*]{6,}"
-        ),
+    *(
+        (
+            word,
+            re.compile(rf"({word}(?: provided)?:? [\"'`]?){_OPAQUE}"),
+        )
+        for word in (
+            *("token", "Token", "TOKEN", "api key", "API key", "API Key"),
+            *("access key", "secret key"),
+        )
     ),
     ("wandb login", re.compile(r"(wandb login (?:--\S+ )?)[0-9a-f]{40}\b")),
 )
 # Named secrets: NAME=value, name: "value", a['NAME'] = value, --name value, and
 # '--name', 'value'.
 _NAMED = re.compile(
-    r"(?:(?:secret|passw|passphrase|credential)[\w-]{0,40}|(?:token|key)\d*)"
+    r"(?:(?:secret|passw|passphrase|credential)[\w-]{0,40}|(?:token|key|pass|pwd)\d*)"
     r"(?<=[\w-])(?![\w-])"
-    r"(?P<sign>(?:[\"']\]?)?(?:\s{0,3}[=:]\s{0,3}|\s)|[\"'],\s{0,3}(?=[\"']))(?=\S)",
+    r"(?P<sign>(?:\\{0,7}[\"']\]?)?(?:\s{0,3}(?:=>?|:)\s{0,3}|\s)(?:\\{1,7}(?=[\"']))?"
+    r"|[\"'],\s{0,3}(?=b?[\"']))(?=\S)",
     re.IGNORECASE,
 )
 _PEEK = 400
@@ -135,6 +200,7 @@ _VALUE = re.compile(
 )
 _QUOTE = re.compile(r"[bfru]?[\"']")
 _QUOTED = re.compile(rf"{_QUOTE.pattern}[^{{]")
+_PAIR = re.compile(r"[(\[]b?[\"']$")  # of a name and a value: ('token', 'x')
 _ESCAPE = re.compile(r"^(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|[nrt])")
 _REST = re.compile(r"\S*")
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
@@ -145,16 +211,19 @@ _SECRETS = {
 # Last words of names that describe a secret rather than hold one.
 _ABOUT = {
     *("path", "file", "dir", "name", "names", "id", "ids", "type", "mode", "url"),
-    *("length", "len", "size", "count", "provider", "column", "field"),
+    *("length", "len", "size", "count", "provider", "column", "field", "ref"),
 }
 # Owners whose tokens and keys are secrets; a tokenizer's and a table's are not.
 _OWNERS = {
     *("hf", "hub", "hugging", "face", "huggingface", "auth", "access", "api"),
     *("bearer", "refresh", "session", "github", "gh", "gitlab", "wandb", "private"),
     *("secret", "registry", "ngc", "bot", "slack", "kaggle", "modelscope", "user"),
+    *("vault", "security", "csrf", "subscription"),
     *("encryption", "account", "signing", "license", "ssh", "client", "service"),
     *("openai", "anthropic", "azure", "aws", "storage", "swanlab", "admin", "login"),
 }
+# Owners of what is called a pass or pwd; others are steps, and folders.
+_LOGINS = {"db", "database", "mysql", "pg", "postgres", "redis", "smtp", "ssh", "proxy"}
 _HARMLESS = {
     *("max", "min", "num", "pad", "eos", "bos", "unk", "sep", "cls", "mask", "image"),
     *("video", "audio", "stop", "special", "next", "start", "end", "per", "last"),
@@ -169,7 +238,11 @@ _NO_VALUE = re.compile(
     r"\$(?:[A-Z_][A-Z0-9_]*$|[{(])|%(?:[a-z(]|\w+%)|--?[a-z][a-z-]*(?:=|$)"
 )
 _NOTHING = {"empty", "none", "null", "true", "false", "unset", "not", "is", "was"}
-_CREDENTIAL = re.compile(r"(?=\D*\d)(?=.*[A-Za-z])[\w.~+/=-]{8,}")
+# Not a number with its unit: of "loss/token: 1.2345e-05", "time per token=0.01234s".
+_CREDENTIAL = re.compile(
+    r"(?![\d.]+(?:e[+-]?\d+)?[A-Za-z]{0,3}(?:/\w+)?$)(?=\D*\d)(?=.*[A-Za-z])"
+    r"[\w.~+/=-]{8,}"
+)
 
 
 def text(raw: str) -> str:
@@ -284,15 +357,21 @@ def _named(raw: str) -> Iterator[tuple[str, int, int]]:
         name = raw[low : found.start("sign")]
         if low and raw[low - 1] == "\\":
             name = _ESCAPE.sub("", name)
-        is_flag = name.startswith("-")
-        if low < done or not (is_flag or "=" in found["sign"] or ":" in found["sign"]):
+        is_pair = found["sign"][1:2] == "," and _PAIR.search(raw, max(0, low - 3), low)
+        is_given = name.startswith("-") or "=" in found["sign"] or ":" in found["sign"]
+        if low < done or not (is_given or is_pair):
             continue
         value = _VALUE.match(raw, found.end())
-        if value is None or not names_secret(name, value[0]):
+        if value is None:
+            continue
+        begin, end = _cut(name, value[0])
+        secret = value[0][begin:end]
+        if not names_secret(name, secret):
             continue
         if "]" in found["sign"] and not _QUOTED.match(value[0]):
             continue  # code: another name, a call, or values filled in
-        begin, end = _cut(name, value[0])
+        if is_pair and not _CREDENTIAL.fullmatch(secret):
+            continue  # a list of names
         done = value.start() + end
         if end == _PEEK:
             rest = _REST.match(raw, done)
@@ -312,7 +391,7 @@ def _cut(name: str, value: str) -> tuple[int, int]:
         and value.endswith(quote[0][-1])
         and len(value) > len(quote[0])
     ):
-        return quote.end(), len(value) - 1
+        return quote.end(), max(quote.end(), len(value[:-1].rstrip("\\")))
     if not name.isupper() and not name.startswith("-"):
         value = re.split(r"[,;&)\]}]", value)[0] or value
     return 0, len(value.rstrip("\"',;)]}")) or len(value)
@@ -337,11 +416,13 @@ def names_secret(name: str, value: str | None = None) -> bool:
         or re.fullmatch(r"[\w:/.-]*\*{3}.{0,2}", bare)
     ):
         return False
-    if not _SECRETS.isdisjoint(words) or words[-1] == "apikey":
+    if not _SECRETS.isdisjoint(words) or words[-1].endswith(("apikey", "password")):
         return True
+    owner = words[-2] if len(words) > 1 else ""
+    if words[-1] in ("pass", "pwd"):
+        return owner in _LOGINS and (value is None or bare[0].isalnum())
     if words[-1] not in ("token", "key"):
         return False
-    owner = words[-2] if len(words) > 1 else ""
     if owner in _HARMLESS:
         return False
     flag, loud = name.startswith("-"), name.isupper()

@@ -103,12 +103,6 @@ _PLACES = (
     ),
     ("netrc", re.compile(r"\blogin\s+\S{1,80}\s+password\s+(?P<value>\S{3,400})")),
     (
-        "cookie",
-        re.compile(
-            r"(?i)\bcookie[\"']?\s{0,2}[:=]\s{0,2}[\"']?(?P<value>[\w.-]{1,60}=[^\n\"']{8,2000})"
-        ),
-    ),
-    (
         "parameter of an address",
         re.compile(
             r"[?&](?:key|api_?key|token|access_token|auth|code|secret|password|signature)="
