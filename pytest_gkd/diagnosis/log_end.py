@@ -708,7 +708,6 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
     """
     done = steps(tail)
     last = max(last_step(tail), rows(tail, 1), items(tail, 1))
-    ran = _ran_programs(tail)
     stop = interrupted(tail)
     for line in _LINE.finditer(tail, max(0, since)):
         at = line.start()
@@ -719,13 +718,14 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
         said = plain(line[0][:400])
         if b"Traceback" in said:
             said = prefixes.bare(said)
-        if _RAN.search(line[0][:400]) and tail[line.end() :].strip():
-            continue
-        anew = at < last and _STARTED_ANEW.search(said[:300])
-        if (anew and _PART.search(said[:300])) or (ran and _STATUS_OF.search(said)):
-            continue
         if log_phases.FAILED.search(said[:300]):
-            if at < last and _of_another(line[0][:400], _line(tail, last)):
+            whole = line[0][:400]
+            if _RAN.search(whole) and tail[line.end() :].strip():
+                continue
+            if _STATUS_OF.search(said) and _ran_programs(tail):
+                continue
+            anew = _STARTED_ANEW.search(said[:300]) and _PART.search(said[:300])
+            if at < last and (anew or _of_another(whole, _line(tail, last))):
                 continue
             around = tail[max(0, at - 600) : line.end()]
             over = any(step > at for step in done[-2:-1]) or went_on(tail, at)
@@ -752,6 +752,7 @@ def _of_another(line: bytes, step: bytes) -> bool:
     return all(kinds) and kinds[0] != kinds[1]
 
 
+@functools.lru_cache(maxsize=64)
 def _ran_programs(tail: bytes) -> bool:
     """Whether programs came and went that were run for others, some of them failing.
 
