@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,7 @@ MOON = raised(
     f"{PACKAGES}/verl/trainer/ppo/ray_trainer.py:fit:tide(batch)",
     f"{PACKAGES}/numpy/lib/tides.py:tide:raise MoonError('no moon tonight')",
 )
+STAR = raised("StarError: no light", "/job/up.py:fetch:store.get(name)")
 SEEN = raised(
     "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [x]:4",
     "/job/other.py:wait:dist.barrier()",
@@ -66,7 +68,7 @@ def test_a_place_is_told_once() -> None:
 def test_errors_of_others_follow_the_first() -> None:
     other = raised("CometError: a tail", "/job/run.py:main:fly()")
     echo = "ERROR: ray::run() MoonError: no moon tonight\n"
-    gone = raised("GoneError: worker 3 is no more", "/job/run.py:main:wait()")
+    gone = raised("GoneError: worker 3 died", "/job/run.py:main:wait()")
     told = judged(MOON, "\n", other, "\n", other, MOON, "\n", gone, echo).telling
     assert told[0].text == "MoonError: no moon tonight"
     assert [one.text for one in told[4:]] == ["CometError: a tail"]
@@ -97,6 +99,86 @@ def test_of_a_chain_the_first_that_is_no_echo_is_told() -> None:
     assert found.raised.type == "MoonError"
 
 
+@pytest.mark.parametrize(
+    "handled",
+    [
+        f"{STAR}WARNING fetch failed, retrying in 5 s (attempt 1 of 3)\nfetched\n",
+        f"{STAR}WARNING callback failed, continuing without it\nstep 1\n",
+        f"Exception ignored in: <function Star.__del__ at 0x7f>\n{STAR}",
+        f'{STAR}INFO: 10.0.0.7:1 - "POST /v1/completions HTTP/1.1" 400 Bad Request\n',
+        f"upload failed, will retry\n{STAR}uploaded\n",
+    ],
+)
+def test_what_the_program_let_go_comes_last(handled: str) -> None:
+    found = first_error.of([log_of(handled, "one more line\n", MOON)])
+    assert [one.raised.type for one in found] == ["MoonError", "StarError"]
+    assert not any("StarError" in one.text for one in judged(handled, MOON).telling)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "the factory lost table 3",
+        "shard 7 is empty",
+        "no rank in the matrix",
+        "engineers",
+    ],
+)
+def test_words_that_only_look_like_those_of_a_peer_are_its_own(message: str) -> None:
+    (found,) = first_error.of([log_of(raised(f"TableError: {message}", "/a.py:f:g()"))])
+    assert found.is_first
+
+
+def test_of_several_logs_the_first_in_time_is_told() -> None:
+    late = log_of(f"2026-11-29 10:04:00 ERROR stops\n{MOON}")
+    early = log_file.read(
+        io.BytesIO(f"2026-11-29 10:00:00 ERROR stops\n{STAR}".encode()),
+        *("early.log", 1, CATALOGUE),
+    )
+    found = first_error.of([late, early])
+    assert [one.raised.type for one in found] == ["StarError", "MoonError"]
+    assert logs.judge([late, early], CATALOGUE).telling[0].source == "early.log"
+
+
+def test_places_are_of_the_file_that_holds_the_error(tmp_path: Path) -> None:
+    (tmp_path / "run.log.1").write_text(f"starts\n{MOON}")
+    (tmp_path / "run.log").write_text("the rest\n")
+    report = logs.examine([tmp_path / "run.log", tmp_path / "run.log.1"], CATALOGUE)
+    assert {one.source for one in report.telling} == {str(tmp_path / "run.log.1")}
+
+
+def test_a_heading_is_told_with_the_line_below_it() -> None:
+    report = judged(raised("TableError: 3 problems:\n  - a is not b", "/a.py:f:g()"))
+    assert report.telling[0].text == "TableError: 3 problems: - a is not b"
+
+
+def test_errors_of_ranks_that_differ_in_a_number_are_one() -> None:
+    rank = (raised(f"TableError: row {n} is wide", "/a.py:f:g()") for n in range(4))
+    assert len(first_error.of([log_of("\n".join(rank))])) == 1
+    two = (raised(f"{kind}Error", "/a.py:f:g()") for kind in ("Table", "Chair"))
+    assert len(judged("\n".join(two)).telling) == 3
+
+
+def test_the_end_of_a_long_path_is_told() -> None:
+    report = judged(raised("TableError: wide", f"/{'deep/' * 40}fold.py:close:g()"))
+    place = report.telling[1].text
+    assert place.startswith("…")
+    assert place.endswith("/fold.py:20 in close: g()")
+
+
+def test_lines_without_a_traceback_have_their_numbers() -> None:
+    told = judged("starts\nTableError: all columns vanished\n").telling[0]
+    assert (told.line, told.text) == (2, "TableError: all columns vanished")
+
+
+def test_an_actor_did_not_die_of_what_its_driver_raised() -> None:
+    died = "ray.exceptions.ActorDiedError: The actor died unexpectedly before\n"
+    driver = judged(MOON, "\n", died)
+    assert "MoonError" not in driver.causes[0].evidence[0].text
+    worker = "".join(f"(Worker pid=7) {line}\n" for line in MOON.splitlines())
+    assert "MoonError" in judged(worker, died).causes[0].evidence[0].text
+
+
 def test_that_an_actor_ended_is_no_guess_where_its_error_is_known() -> None:
     task = "ray.exceptions.RayTaskError(MoonError): ray::TaskRunner.run() (pid=7)\n"
     error = raised("RowError: no column prompt", "/job/data.py:rows:row['prompt']")
@@ -115,16 +197,26 @@ def test_an_error_that_the_run_outlived_is_not_the_first() -> None:
 
 def test_the_error_behind_a_dead_engine_is_shown_first() -> None:
     died = "(APIServer pid=1) ERROR EngineCore encountered an issue. See stack trace\n"
-    (engine,) = judged(MOON, died).causes
+    core = "".join(f"(EngineCore_DP0 pid=7) {line}\n" for line in MOON.splitlines())
+    sun = raised("SunError: set", "/job/run.py:main:rise()")  # of who asked for it
+    (engine,) = judged(sun, "\n", core, died).causes
     assert (engine.cause, engine.confidence) == ("vllm.engine-died", "likely")
-    assert engine.evidence[0].text == "MoonError: no moon tonight"
-    gone = raised("GoneError: worker 3 is no more", "/job/run.py:main:wait()")
+    assert (
+        engine.evidence[0].text == "(EngineCore_DP0 pid=7) MoonError: no moon tonight"
+    )
+    assert engine.evidence[-1].text == died.strip()
+    assert [one.line for one in engine.evidence] == [13, None, None, 14]
+    lost = raised("StarError: lost", f"{PACKAGES}/vllm/up.py:fetch:assert store.up")
+    core = "".join(f"(EngineCore_DP0 pid=7) {line}\n" for line in lost.splitlines())
+    (engine,) = judged(core).causes
+    assert [one.line for one in engine.evidence if one.line == 4] == [4]
+    gone = raised("GoneError: worker 3 died", "/job/run.py:main:wait()")
     (alone,) = judged(gone, "\n", died).causes
     assert (alone.confidence, alone.evidence[0].text) == ("certain", died.strip())
 
 
 def test_what_resembles_the_error_behind_a_dead_engine_is_told_as_a_guess() -> None:
-    error = raised("ValueError: no memory of the GPU is left for KV blocks", "a.py:f:g")
+    error = raised("ValueError: no memory of the GPU is left for KV", "/vllm/a.py:f:g")
     died = "EngineCore encountered an issue. See stack trace\n"
     report = judged(error, died)
     assert "vllm.kv-cache" in report.nearest

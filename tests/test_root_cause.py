@@ -114,7 +114,7 @@ def test_what_peers_saw_is_no_cause_where_a_rank_raised_what_no_rule_knows(
     assert (report.verdict, report.phase) == ("unknown", "training-step")
     assert "[rank1]: StopIteration" in report.telling[0].text
     assert "/job/train_step.py:3" in report.telling[1].text
-    assert report.nearest[0] == "comm.peer-died"
+    assert "comm.peer-died" not in report.nearest
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from pytest_gkd.diagnosis import frames, nearest, recovery
+from pytest_gkd.diagnosis import clocks, frames, nearest, recovery, standing
 from pytest_gkd.diagnosis.evidence import EvidenceLine
 from pytest_gkd.diagnosis.exceptions import Chain, Raised
 from pytest_gkd.diagnosis.log_file import Log
@@ -15,15 +16,28 @@ from pytest_gkd.diagnosis.root_cause import Candidate
 from pytest_gkd.diagnosis.scan import shown
 from pytest_gkd.diagnosis.stack_dump import Frame
 
-# What a process raises because another one failed, or is late, or ended it.
-_SEEN = re.compile(
-    r"(?i)dist\w*error|nccl|gloo|c10d|rendezvous|collective|barrier|socket|connection"
-    r"|broken ?pipe|\bpeer\b|timed? ?out|timeout|EOFError|Empty\b|exit|interrupt"
-    r"|ChildFailed|CalledProcess|ProcessRaised|actor|worker|RayTask|engine|signal|killed"
-    r"|terminated|abort|watchdog|process ?group|\branks?\b"
+# What a process raises because another one failed, or is late, or ended it: by its
+# class, or by what it says.
+_ECHO = re.compile(
+    r"(?:^|\.)(?:Dist\w*Error|(?:Ray)?(?:Actor|Worker|Node|Owner|Task)\w*Error"
+    r"|RayChannel\w*|WorkerCrashed\w*|ChildFailed\w*|CalledProcess\w*"
+    r"|Process(?:Raised|Exited)\w*|\w*Connect\w*|Remote\w*|\w*Timeout\w*|EOFError"
+    r"|BrokenPipe\w*|Empty|SystemExit|\w*Interrupt\w*|\w*Engine\w*Error|\w*Dead\w*"
+    r")(?:\(|$)"
 )
+_SAYS_SO = re.compile(
+    r"(?i)\b(?:nccl|gloo|c10d|rendezvous|collective|barrier|sockets?|connections?"
+    r"|broken ?pipe|peers?|tim(?:ed|e) ?out|timeout|exited|exits? (?:code|with)"
+    r"|sig[a-z]{3,5}|signal \d+|killed|terminated|watchdog|process ?group"
+    r"|ranks? (?:\d|died|failed)|(?:actor|worker|engine)s?(?: \w+)? (?:died|failed"
+    r"|exited|crashed|dead|gone|encountered|initialization)|engine ?(?:core|loop)"
+    r")\b"
+)
+_RAY = re.compile(r"^ray\.exceptions\.|\bray::")
+_OF_ENGINE = re.compile(r"[/\\](?:vllm|vllm_ascend|sglang)[/\\]")
 # How many of its frames tell an error from others.
 INNERMOST = 2
+MOST_PATH = 80
 
 _PACKAGES = re.compile(r".*/(?:site|dist)-packages/")
 
@@ -40,24 +54,52 @@ class FirstError:
         """What it says; then its innermost line, the framework's and the program's."""
         one = self.raised
         text = f"{one.process} {one.type}{': ' if self.message else ''}{self.message}"
-        yield EvidenceLine(*self.log.place_at(one.at), shown(text.strip().encode()))
+        source, line = self.log.place_at(one.at)
+        yield EvidenceLine(source, line, shown(text.strip().encode()))
         for frame in self.places():
             file = _PACKAGES.sub("", frame.file)
+            file = file if len(file) <= MOST_PATH else f"…{file[1 - MOST_PATH :]}"
             place = f"{file}:{frame.line} in {frame.function}"
             text = f"{place}: {frame.code}" if frame.code else place
-            yield EvidenceLine(self.log.name, None, shown(text.encode()))
+            yield EvidenceLine(source, None, shown(text.encode()))
 
     @property
     def message(self) -> str:
-        """The first line of its message; what follows may be of others."""
-        return self.raised.message.partition("\n")[0]
+        """The first line of its message, with the next if that is but a heading."""
+        first, _, rest = self.raised.message.partition("\n")
+        more = rest.partition("\n")[0].strip() if first.endswith(":") else ""
+        return f"{first} {more}".rstrip()
 
     @property
+    def says(self) -> str:
+        """Class and message, without the numbers in which two ranks may differ."""
+        return re.sub(r"\d+", "", f"{self.raised.type}: {self.message}")
+
+    @functools.cached_property
     def is_origin(self) -> bool:
-        """Whether it is a whole traceback, and not of what others see of a failure."""
-        one = self.raised
-        whole = bool(one.frames and one.type)
-        return whole and not _SEEN.search(f"{one.type} {self.message}")
+        """Whether it is more than what a process sees of another one's failure."""
+        kind = self.raised.type
+        return not (_ECHO.search(kind) or _SAYS_SO.search(self.message))
+
+    @functools.cached_property
+    def let_go(self) -> bool:
+        """Whether the program said that it does without, or tries again."""
+        return recovery.let_go(self.log, self.chain)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the run may have failed of it, not of another one."""
+        return self.is_origin and not self.let_go
+
+    @property
+    def of_worker(self) -> bool:
+        """Whether a worker or an engine raised it, as far as it shows; not a driver."""
+        every = (frame.file for one in self.chain for frame in one.frames)
+        return bool(
+            self.raised.process
+            or any(_RAY.search(f"{one.type} {one.message}") for one in self.chain)
+            or any(map(_OF_ENGINE.search, every))
+        )
 
     def places(self) -> list[Frame]:
         """Its innermost frame, that of the framework and that of the program itself."""
@@ -79,20 +121,29 @@ class FirstError:
             yield from (nearest.name(place), *nearest.words_of(place))
 
 
-def of(logs: Iterable[Log]) -> list[FirstError]:
+def of(logs: Sequence[Log]) -> list[FirstError]:
     """The errors that a run did not outlive, with a traceback, first of each chain.
 
-    Those that are raised because another process failed come after all others; what
-    says the same as an earlier one is left out.
+    What the program let go and what is raised because another process failed come after
+    all others; what says the same as an earlier one is left out. Those of several logs
+    are in the order of their times, if all have one.
     """
-    found = dict[tuple[str, str], FirstError]()
-    for log in logs:
+    every, times = list[FirstError](), list[float | None]()
+    for log, shift_s in zip(logs, standing.zones(logs), strict=True):
         for chain in _not_outlived(log):
-            whole = (one for one in chain if one.frames and one.type)
-            every = sorted((FirstError(log, chain, one) for one in whole), key=_echoes)
-            for one in every[:1]:
-                found.setdefault((one.raised.type, one.message), one)
-    return sorted(found.values(), key=_echoes)
+            own = (FirstError(log, chain, one) for one in chain)
+            first = min(filter(_is_whole, own), key=_follows, default=None)
+            if first is not None:
+                at = clocks.of(log.tail).at(max(0, chain[0].start - log.tail_at))
+                every.append(first)
+                times.append(None if at is None else at + shift_s)
+    if len(logs) > 1 and None not in times:
+        order = sorted(range(len(every)), key=lambda n: times[n] or 0.0)
+        every = [every[n] for n in order]
+    found = dict[str, FirstError]()
+    for one in sorted(every, key=_follows):
+        found.setdefault(one.says, one)
+    return [*found.values()]
 
 
 def behind(
@@ -117,7 +168,7 @@ def behind(
         if (log.number, min(each.start for each in chain)) not in known
         and (log.number, chain[0].process) not in saw
     )
-    return next((one for one in every if one.is_origin), None)
+    return next((one for one in every if _is_whole(one) and one.is_first), None)
 
 
 def _not_outlived(log: Log) -> Iterator[Chain]:
@@ -125,5 +176,9 @@ def _not_outlived(log: Log) -> Iterator[Chain]:
     return (one for one in log.chains if min(each.start for each in one) > outlived)
 
 
-def _echoes(found: FirstError) -> bool:
-    return not found.is_origin
+def _is_whole(found: FirstError) -> bool:
+    return bool(found.raised.frames and found.raised.type)
+
+
+def _follows(found: FirstError) -> tuple[bool, bool]:
+    return found.let_go, not found.is_origin

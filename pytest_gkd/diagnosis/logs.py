@@ -142,8 +142,9 @@ def _verdict(
         if seen_only and (first := first_error.behind(strong[0], found, logs)):
             phase = frames.phase_of(first.chain, phase) or phase
             return _unknown(logs, phase, last, found[:1], catalogue, first)
-        own = [one for one in first_error.of(logs) if one.is_origin]
-        if "*" not in catalogue[strong[0].cause].consequence_of or not own:
+        consequence = "*" in catalogue[strong[0].cause].consequence_of
+        own = [one for one in first_error.of(logs) if one.of_worker and one.is_first]
+        if not (consequence and own):
             return LogReport("failed", phase, causes, last=last)
         causes = (_brought_about(causes[0], own[0]), *causes[1:])
         alike = nearest(own[0].words(), catalogue, phase)
@@ -317,13 +318,8 @@ def _unknown(
 ) -> LogReport:
     errors = first_error.of(logs)
     first = first or next(iter(errors), None)
-    broad = [
-        one.cause
-        for one in found
-        if not one.weak and not (first and "*" in catalogue[one.cause].consequence_of)
-    ]
     alike = nearest(telling_words(logs, first), catalogue, phase)
-    guesses = [*dict.fromkeys([*broad, *alike])][:MAX_CAUSES]
+    guesses = [*dict.fromkeys([*_broad(found, first, catalogue), *alike])][:MAX_CAUSES]
     return LogReport(
         "unknown",
         phase,
@@ -331,6 +327,16 @@ def _unknown(
         telling=_telling(logs, first, errors),
         nearest=tuple(guesses),
     )
+
+
+def _broad(
+    found: list[Candidate], first: FirstError | None, catalogue: Catalogue
+) -> Iterator[str]:
+    """The causes that broad rules guess, without what is a mere echo of an error."""
+    for rule in (catalogue[one.cause] for one in found if not one.weak):
+        echo = rule.seen_by_peer or "*" in rule.consequence_of
+        if not (first and first.is_origin and echo):
+            yield rule.id
 
 
 def telling_words(logs: list[Log], first: FirstError | None) -> list[str]:
@@ -508,12 +514,11 @@ def _last(logs: list[Log]) -> EvidenceLine | None:
 
 def _brought_about(root: Diagnosis, first: FirstError) -> Diagnosis:
     """A mere consequence, shown with the error that brought it about."""
-    told = [*first.lines()]
-    lines = {line.line for line in told} - {None}
-    rest = [line for line in root.evidence if line.line not in lines]
+    told = [*first.lines()][: MAX_EVIDENCE - 1]
+    rest = [line for line in root.evidence if line[:2] != told[0][:2]]
     sure = "likely" if root.confidence == "certain" else root.confidence
-    shown = (*told, *rest[: max(0, MAX_EVIDENCE - len(told))])
-    return replace(root, confidence=sure, evidence=shown)
+    lines = (*told, *rest)[:MAX_EVIDENCE]
+    return replace(root, confidence=sure, evidence=lines)
 
 
 def _telling(
@@ -521,16 +526,20 @@ def _telling(
 ) -> tuple[EvidenceLine, ...]:
     """The lines of the first error and what others say, else the last lines."""
     if first:
-        others = [one for one in errors if one.message != first.message]
-        others = [one for one in others if one.is_origin][:MOST_OTHERS]
-        return (*first.lines(), *(next(one.lines()) for one in others))
-    sources = []
-    for log in logs:
-        text = log.tail[-200_000:].decode("utf-8", "replace")
-        sources.append(TextSource(log.name, text))
-    lines = telling_lines(sources)
-    # Only the end was examined, so its line numbers are not the file's.
-    return tuple(EvidenceLine(line.source, None, line.text) for line in lines)
+        others = [one for one in errors if one.says != first.says and one.is_first]
+        told = (next(one.lines()) for one in others[:MOST_OTHERS])
+        return (*first.lines(), *told)
+    ends = {log.name: (log, log.tail[-200_000:]) for log in logs}
+    sources = (
+        TextSource(name, end.decode("utf-8", "replace"))
+        for name, (_, end) in ends.items()
+    )
+    found = list[EvidenceLine]()
+    for name, number, text in telling_lines(sources):
+        log, end = ends[name]
+        before = log.lines - end.count(b"\n")
+        found.append(EvidenceLine(*log.place(before + (number or 0)), text))
+    return tuple(found)
 
 
 def _causes(

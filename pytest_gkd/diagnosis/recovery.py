@@ -266,6 +266,23 @@ def _is_last(found: Match) -> bool:
     return found[b"all"] is not None and int(found[b"number"]) >= int(found[b"all"])
 
 
+def let_go(log: Log, chain: exceptions.Chain) -> bool:
+    """Whether the program said of these exceptions that it does without or tries again.
+
+    Or they are of a tool, a model's answer, a refused request or a destructor. Whether
+    it went well in the end is another matter.
+    """
+    if _ends_program(chain) and not _OPTIONAL.search(chain[-1].type):
+        return False
+    own = (_is_of_tool, _is_of_answer, _ignored, _is_handled)
+    if any(told(log, chain) for told in own):
+        return True
+    after = _after(log, chain[-1].at)[:1000].splitlines()[:3]
+    tries = any(map(_tries, [*_before(log, chain), *after[:1]]))
+    goes_on = any(map(_GOES_ON.search, after[:1]))
+    return tries or goes_on or any(map(_REFUSED.search, after))
+
+
 def failed(log: Log) -> bool:
     """Whether a line says that the program failed, and it did not go on after it.
 

@@ -274,7 +274,7 @@ def log_text(report: LogReport) -> str:
             lines.append(_label(tr("next")) + often + next_one.shown[:LOG_LINE])
         lines += _log_causes(report)
     elif report.verdict == "unknown":
-        lines += _telling(report.telling)
+        lines += [f"  {text}" for text in _told(report.telling, LOG_LINE)]
     lines += wrapped(_label(tr("like")), _guesses(report.nearest))
     lines += _suspects(report)
     if report.verdict not in {"failed", "unknown"}:
@@ -304,12 +304,12 @@ def log_verdict(report: LogReport) -> str:
     return tr("unknown: no known cause in this log; the most telling lines:")
 
 
-def _telling(lines: Iterable[EvidenceLine]) -> Iterator[str]:
-    """Each line with its file, or below the one of that file that it belongs to."""
+def _told(lines: Iterable[EvidenceLine], length: int | None) -> Iterator[str]:
+    """Each line with its file, or, without a number, as part of the one before it."""
     source = ""
     for line in lines:
         below = line.line is None and line.source == source
-        yield f"    {line.text[:LOG_LINE]}" if below else f"  {_place(line, LOG_LINE)}"
+        yield f"  {_cut(line.text, length)}" if below else _place(line, length)
         source = line.source
 
 
@@ -513,7 +513,7 @@ def _grouped(
     was already shown; each line of evidence is cut to ``length`` characters.
     """
     found = translated.diagnosis(found)
-    yield marked("saw"), [_place(line, length) for line in evidence]
+    yield marked("saw"), [text.strip() for text in _told(evidence, length)]
     followed = dict.fromkeys(cause for cause, _ in found.consequences)
     yield marked("then"), [", ".join(followed)] if followed else []
     yield marked("why"), [] if as_for else [found.why]
@@ -526,7 +526,11 @@ def _grouped(
 
 def _place(line: EvidenceLine, length: int | None = None) -> str:
     number = "" if line.line is None else f":{line.line}"
-    return f"{line.source}{number}  {line.text[:length]}"
+    return f"{line.source}{number}  {_cut(line.text, length)}"
+
+
+def _cut(text: str, length: int | None) -> str:
+    return text if length is None else cut(text, length)
 
 
 def _says_more(line: EvidenceLine, record: StageRecord) -> bool:
