@@ -330,8 +330,8 @@ def test_a_line_belongs_to_the_exceptions_of_its_own_process() -> None:
     text = among_others((LOGS / "threads.log").read_bytes())
     chains = exceptions.read(text)
     at = text.rindex(b"KeyError")
-    (own,) = exceptions.around(chains, at, "(Actor pid=2)")
-    (other,) = exceptions.around(chains, at, "(Actor pid=1)")
+    (own,) = exceptions.Near(chains).around(at, "(Actor pid=2)")
+    (other,) = exceptions.Near(chains).around(at, "(Actor pid=1)")
     assert (own.process, other.process) == ("(Actor pid=2)", "(Actor pid=1)")
 
 

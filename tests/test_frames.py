@@ -20,7 +20,7 @@ def frame(function: str, file: str = "a.py") -> str:
 def phase_of(*lines: str) -> str:
     text = "\n".join(lines).encode()
     chains = exceptions.read(text)
-    return frames.phase_of(exceptions.around(chains, text.rindex(b"Error")))
+    return frames.phase_of(exceptions.Near(chains).around(text.rindex(b"Error")))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_lines_of_another_process_are_passed_over() -> None:
     first = "\n".join(lines[:1] + lines[2:])
     at = first.encode().rindex(b"ValueError")
     chains = exceptions.read(first.encode())
-    told = frames.phase_of(exceptions.around(chains, at, ours.strip()))
+    told = frames.phase_of(exceptions.Near(chains).around(at, ours.strip()))
     assert told == "training-step"
 
 

@@ -402,13 +402,13 @@ def test_a_line_that_recurs_with_other_numbers_begins_no_program(line: str) -> N
 def test_skipped_steps_without_a_finite_loss_are_no_recovery_if_later_have_none() -> (
     None
 ):
-    text = START + "".join(f"step {n} loss 0.{n}\n" for n in range(1, 5))
+    text = START + "".join(f"step {n} loss {1 / n:.2f}\n" for n in range(1, 5))
     text += "step 5 skipped: loss is not finite: nan\n"
     bad = "".join(f"step {n} loss nan\n" for n in range(6, 10))
     assert judged(text + bad).causes[0].cause == "train.nan"
     own = "".join(f"[{n}] loss nan, secs 0.{n}\n" for n in range(6, 10))
     assert judged(START + "[5] skipped: loss is not finite: nan\n" + own).causes
-    good = "".join(f"step {n} loss 0.{n}\n" for n in range(6, 10))
+    good = "".join(f"step {n} loss {1 / n:.2f}\n" for n in range(6, 10))
     assert survived(judged(text + good)) == ["train.nan"]
 
 

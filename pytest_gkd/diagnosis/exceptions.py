@@ -262,25 +262,46 @@ class _Block:
         return len(text)
 
 
-def around(chains: Iterable[Chain], at: int, process: str = "") -> Chain:
-    """The exceptions that the line at a byte belongs to, or that are printed before it.
+class Near:
+    """Finds, among many, the exceptions that a line belongs to, or those before it."""
 
-    If several processes write at once, those of its own ``process``.
-    """
-    best, found = (False, False, -1), Chain()
-    for chain in chains:
-        low = min([one.start for one in chain])
-        if at < low:
-            continue
-        high = max([one.end for one in chain])
-        if at < max(high + 1, low + NEAR):
-            own = not process or any(one.process == process for one in chain)
-            best, found = max(
-                (best, found),
-                ((own, own and at <= high, low), chain),
-                key=lambda one: one[0],
-            )
-    return found
+    def __init__(self, chains: Iterable[Chain]) -> None:
+        self._found = sorted(
+            (
+                (
+                    min([one.start for one in chain]),
+                    max([one.end for one in chain]),
+                    chain,
+                )
+                for chain in chains
+            ),
+            key=lambda one: one[0],
+        )
+        longest = (high - low for low, high, _ in self._found)
+        self._reach = max(NEAR, *longest, 0)
+        self._told: dict[tuple[int, str], Chain] = {}
+
+    def around(self, at: int, process: str = "") -> Chain:
+        """The exceptions that the line at a byte belongs to, or those before it.
+
+        If several processes write at once, those of its own ``process``.
+        """
+        if (at, process) not in self._told:
+            self._told[at, process] = self._look(at, process)
+        return self._told[at, process]
+
+    def _look(self, at: int, process: str) -> Chain:
+        best, found = (False, False), Chain()
+        last = bisect.bisect(self._found, at, key=lambda one: one[0]) - 1
+        for low, high, chain in self._found[last::-1] if last >= 0 else ():
+            if low + self._reach < at:
+                break
+            if at < max(high + 1, low + NEAR):
+                own = not process or any(one.process == process for one in chain)
+                rank = own, own and at <= high
+                if not found or rank > best:
+                    best, found = rank, chain
+        return found
 
 
 class Places:

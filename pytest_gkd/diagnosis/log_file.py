@@ -116,6 +116,11 @@ class Log:
         return self.raised.chains()
 
     @functools.cached_property
+    def near(self) -> exceptions.Near:
+        """Finds the exceptions to which a line belongs."""
+        return exceptions.Near(self.chains)
+
+    @functools.cached_property
     def edges(self) -> bytes:
         """The first and last bytes, without overlap; only valid once all is read."""
         return self.head[: self.tail_at] + self.tail

@@ -494,9 +494,9 @@ def _raised_last(logs: list[Log], last: str) -> str:
 
 
 def _raised_in(log: Log, at: int, process: str = "", last: str = "") -> str:
-    chain = exceptions.around(log.chains, at, process)
+    chain = log.near.around(at, process)
     # What a program says of its error may stand just before the traceback.
-    chain = chain or exceptions.around(log.chains, at + BEFORE, process)
+    chain = chain or log.near.around(at + BEFORE, process)
     before_steps = {"unknown", "checkpoint", *log_phases.STARTS}
     if last in before_steps and frames.converts(chain):
         return "checkpoint"

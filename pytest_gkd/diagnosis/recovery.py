@@ -201,7 +201,7 @@ def _in_earnest(hit: Hit) -> Hit:
 def waits(hit: Hit, log: Log) -> bool:
     """Whether the program waits or tries again after what the line says."""
     said = hit.text.encode()
-    raised = exceptions.around(log.chains, hit.order, hit.process)
+    raised = log.near.around(hit.order, hit.process)
     inside = bool(raised) and raised[0].start <= hit.order <= raised[-1].at
     return (
         (hit.signature.waits and not inside) or _tries(said) or _is_tried_next(log, hit)
@@ -217,7 +217,7 @@ def _is_answered(log: Log, hit: Hit) -> bool:
 
 def _is_tried_next(log: Log, hit: Hit) -> bool:
     """Whether the line after it says so, and something other than an end follows."""
-    if hit.order < log.tail_at or exceptions.around(log.chains, hit.order, hit.process):
+    if hit.order < log.tail_at or log.near.around(hit.order, hit.process):
         return False
     line, _, after = _after(log, hit.order).partition(b"\n")
     said = _TRIED_NEXT.search(line[:200]) is not None
@@ -311,7 +311,7 @@ def failed(log: Log) -> bool:
 
 def _handled(log: Log, hit: Hit) -> bool:
     """Whether the program says about an error that it retries or does without."""
-    chain = exceptions.around(log.chains, hit.order, hit.process)
+    chain = log.near.around(hit.order, hit.process)
     if chain:
         return _is_handled(log, chain)
     said, next_line = (
@@ -330,7 +330,7 @@ def _in_attempt(log: Log, hit: Hit) -> bool:
     if hit.order < log.tail_at:
         return False
     next_line = log.tail_at + log.tail.find(b"\n", hit.order - log.tail_at) + 1
-    chain = exceptions.around(log.chains, next_line, hit.process)
+    chain = log.near.around(next_line, hit.process)
     if chain and next_line <= max(one.end for one in chain) + 1:
         return _caught(log, chain)
     return _tried_again(log, [hit.text.encode()], hit.order)
@@ -370,7 +370,7 @@ def _is_of_tool(log: Log, chain: exceptions.Chain) -> bool:
 
 
 def _in_refused(log: Log, hit: Hit) -> bool:
-    chain = exceptions.around(log.chains, hit.order, hit.process)
+    chain = log.near.around(hit.order, hit.process)
     inside = bool(chain) and hit.order <= chain[-1].at
     return _refused(log, chain) if inside else _refused_at(log, hit.order)
 
@@ -397,7 +397,7 @@ def _known_to_go_on(log: Log, hit: Hit, known: set[bytes]) -> bool:
     """
     said = hit.text.encode()
     at = hit.order - log.tail_at
-    alone = not exceptions.around(log.chains, hit.order, hit.process)
+    alone = not log.near.around(hit.order, hit.process)
     outside = hit.cause.partition(".")[0] in {"env", "ray", "comm", "vllm", "cuda"}
     outside = outside and hit.cause != "cuda.oom"
     after = _after(log, hit.order)
@@ -417,7 +417,7 @@ def _ray_retries(log: Log, hit: Hit) -> bool:
 
 
 def _in_ignored(log: Log, hit: Hit) -> bool:
-    chain = exceptions.around(log.chains, hit.order, hit.process)
+    chain = log.near.around(hit.order, hit.process)
     return bool(chain) and hit.order <= chain[-1].at and _ignored(log, chain)
 
 
@@ -435,7 +435,7 @@ def _of_answer(log: Log, hit: Hit) -> bool:
 
     The lines of an exception follow the one that names the tool.
     """
-    chain = exceptions.around(log.chains, hit.order, hit.process)
+    chain = log.near.around(hit.order, hit.process)
     inside = bool(chain) and hit.order <= max(one.end for one in chain)
     if log_end.of_tool(hit.text.encode()) or (inside and _is_of_tool(log, chain)):
         return True
