@@ -51,7 +51,8 @@ class LogReport:
     at work should. ``telling`` are the lines to read if nothing is known, ``nearest``
     guesses: the causes that the first error or these lines resemble most. ``series``
     are the metrics that were judged, ``proofs`` what they show that proves a cause,
-    ``notes`` what is worth a look and proves nothing, each with its file. ``processes`` are those of a run of
+    ``notes`` what is worth a look and proves nothing, each with its file.
+    ``processes`` are those of a run of
     several, the first to fall silent first. ``joined`` are the files that were read as
     one log, oldest first. ``sampled`` are files whose lines of metrics were not all
     read, with how many were, and about how many there are. ``engine_start`` is where a
