@@ -204,7 +204,8 @@ def _fewer_tokens(series: Series, run: Run) -> Iterator[NumberFinding]:
     highest = max(known, key=known.__getitem__)
     best, last = known[highest], known[len(values) - width]
     slower = max(1.0, run.grown("step time") or 1.0)
-    falls = robust.trend(values[highest:]) < -2 * SURE
+    low = len(values) - since(series, below(best / TWICE))
+    falls = robust.trend(values[highest:]) < -2 * SURE or low >= max(2 * ENOUGH, width)
     if (
         falls
         and best > TWICE * slower * last
