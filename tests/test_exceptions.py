@@ -589,3 +589,18 @@ def test_the_line_under_a_group_is_no_part_of_its_last_message() -> None:
     ((*_, last, _),) = exceptions.read((LOGS / "group.log").read_bytes())
     assert last.type == "TimeoutError"
     assert "---" not in last.message
+
+
+@pytest.mark.parametrize("chained", [b"", BEGIN + FRAME + b"KeyError: 1\n\n"])
+def test_what_another_prints_between_the_frames_ends_no_traceback(
+    chained: bytes,
+) -> None:
+    if chained:
+        chained += b"During handling of the above exception, another exception\n\n"
+    other = b"Reward: of 4 tasks\nSaved: yes\n"
+    text = chained + BEGIN + FRAME + b"    f()\n" + other + FRAME + b"Undialled: no\n"
+    (chain,) = exceptions.read(text)
+    assert [one.type for one in chain] == ["KeyError"] * bool(chained) + ["Undialled"]
+    last = chain[-1]
+    assert (last.message, len(last.frames)) == ("no", 2)
+    assert text[last.at :] == b"Undialled: no\n"

@@ -411,6 +411,8 @@ class _Reader:
         self._came = ""
         self._first = False
         self._more = 0  # lines by which the last message may still grow
+        # What a line ended that may be another's, and where it was to be inserted.
+        self._doubted: tuple[Raised, list[Raised], int, bool] | None = None
 
     def take(self, line: bytes, start: int, end: int) -> None:
         """Take the next line of the process, without its prefix."""
@@ -434,7 +436,7 @@ class _Reader:
             self._begin(start, "within", 0)
         elif ray is not None:
             self._begin(start, self._came, 0)
-        elif self._open is not None:
+        elif self._open is not None or self._goes_on(line):
             self._traceback(line, start, end, boxed=boxed)
         elif self._more and line.strip() and not line.lstrip().startswith(_AFTER):
             self._more -= 1
@@ -469,7 +471,7 @@ class _Reader:
 
     def _begin(self, start: int, came: str, indent: int) -> None:
         self._close()
-        self._came, self._more, self._part = "", 0, b""
+        self._came, self._more, self._part, self._doubted = "", 0, b"", None
         if not came and self._chain:
             self.done.append(tuple(self._chain))
             self._chain, self._at = [], 0
@@ -527,6 +529,15 @@ class _Reader:
             if self._lost > MOST_LOST:
                 self._close()
 
+    def _goes_on(self, line: bytes) -> bool:
+        """Whether a frame follows what was taken for the end, which is undone then."""
+        if self._doubted is None or not self._more or _frame(line) is None:
+            return False
+        self._open, self._chain, self._at, self._first = self._doubted
+        self._open.type = self._open.message = ""
+        self._open.at, self._doubted, self._more = -1, None, 0
+        return True
+
     def _code(self, code: bytes, number: int = 0) -> None:
         """Keep the code of the last frame, unless the line ``number`` is not its."""
         frames = self._open.frames if self._open else []
@@ -554,6 +565,8 @@ class _Reader:
         found = self._raises(line)
         if found is None:
             return False
+        if not _class_line(line):
+            self._doubted = (self._open, [*self._chain], self._at, self._first)
         self._open.type = _text(found[b"type"])
         self._open.message = _text(found[b"message"] or b"")
         self._open.at = start
