@@ -46,7 +46,9 @@ _KINDS = {
         ("gsk_", "r8_", "sk_live_", "rk_live_", "xai-"), r"[A-Za-z0-9]{24,}"
     ),
     **dict.fromkeys(("dckr_pat_", "dckr_oat_", "hvs.", "hvb.", "ya29."), r"[\w-]{20,}"),
-    **dict.fromkeys(("glrt-", "gldt-", "glptt-", "glsa_", "glc_"), r"[\w-]{20,}"),
+    **dict.fromkeys(
+        ("glrt-", "gldt-", "glptt-", "glsa_", "glc_", "tvly-"), r"[\w-]{20,}"
+    ),
     "dapi": r"(?<![\w-]dapi)(?=[0-9a-f]{32})[0-9a-f]{32}(?:-\d)?\b",
     "LTAI": r"(?<!\wLTAI)[A-Za-z0-9]{12,}\b",
     "SG.": r"(?<!\wSG\.)[\w-]{16,}\.[\w-]{16,}",
@@ -74,6 +76,11 @@ _BASIC = (
     r"(?=(?:[I-Za-f][C-HS-Xi-nyz0-3][ABEFIJMNQRUVYZcdghklopstwx014589][\w+/]){3})"
     r"[A-Za-z0-9+/]{12,}={0,2}(?![\w+/])"
 )
+# Not a number with its unit: of "loss/token: 1.2345e-05", "time per token=0.01234s".
+_CREDENTIAL = re.compile(
+    r"(?![\d.]+(?:e[+-]?\d+)?[A-Za-z]{0,3}(?:/\w+)?$)(?=\D*\d)(?=.*[A-Za-z])"
+    r"[\w.~+/=-]{8,}"
+)
 # A scheme (those of RFC 9110, 11.6.2, and of clouds), and what it is followed by.
 _SCHEME = "(?i:basic|bearer|token|negotiate|oauth|api-?key|aws|oss)"
 _AUTHORIZATION = re.compile(
@@ -85,7 +92,7 @@ _AUTHORIZATION = re.compile(
 # What a cloud's id of a key is followed by: AWS's has 40 characters, Alibaba's 30,
 # Tencent's 32.
 _CLOUD = re.compile(
-    r"((?:AKIA|ASIA|LTAI|AKID)(?:\w{12,40}(?!\w)|\*{3})[^\n*]{1,40}?(?<![\w+/]))"
+    r"((?:AKIA|ASIA|LTAI|AKID)(?:\w{12,40}(?!\w)|\*{3})[^*]{1,40}?(?<![\w+/]))"
     r"(?=[^\s]{0,39}[A-Z])(?=[^\s]{0,39}[a-z])(?=[^\s]{0,39}\d)"
     r"[A-Za-z0-9+/]{30,40}(?![\w+/])"
 )
@@ -140,11 +147,11 @@ _SHAPES = (
             sign,
             re.compile(
                 rf"(\{sign}(?i:key|(?:id[_-]?|security-|)token|auth|code|pwd|pass|jwt|sid"
-                r"|session(?:[_-]?id)?)=)"
+                r"|j?session(?:[_-]?id)?)=)"
                 r"(?=[^\d\s&]{0,80}\d)(?=[^A-Za-z\s&]{0,80}[A-Za-z])[\w.~%+/=-]{8,}"
             ),
         )
-        for sign in "?&"
+        for sign in "?&;"
     ),
     (
         "X-Amz-",
@@ -153,7 +160,7 @@ _SHAPES = (
             rf"(?!{_UNFILLED})[^&\s\"']+"
         ),
     ),
-    ("earer", re.compile(r"([Bb]earer(?: |%20))[\w.~+/=-]{16,}")),
+    ("earer", re.compile(r"([Bb]earer(?:\s|%20))[\w.~+/=-]{16,}")),
     ("uthorization", _AUTHORIZATION),
     ("AUTHORIZATION", _AUTHORIZATION),
     *(
@@ -183,14 +190,37 @@ _SHAPES = (
             *("access key", "secret key"),
         )
     ),
+    *(
+        (
+            word,
+            re.compile(
+                rf"({word}(?:[:\uff1a=]|为|是) ?[\"']?)(?=[^\s\d]{{0,40}}\d)"
+                r"[A-Za-z0-9_!@#$%^&.+/=-]{6,}"
+            ),
+        )
+        for word in ("密码", "口令", "密钥")
+    ),
+    # Options of commands that are shown by set -x.
+    (
+        "curl ",
+        re.compile(
+            r"(curl\b[^\n]{0,300}?\s(?:-u|--user)[ =]?[\"']?[^:\s\"']{1,60}:)"
+            rf"(?!{_UNFILLED})[^\s\"']{{3,}}"
+        ),
+    ),
+    ("sshpass -p", re.compile(rf"(sshpass -p ?[\"']?)(?!{_UNFILLED})[^\s\"']{{3,}}")),
+    ("wandb.login", re.compile(r"(wandb\.login\((?:key=)?[\"'])[0-9a-f]{40}\b")),
     ("wandb login", re.compile(r"(wandb login (?:--\S+ )?)[0-9a-f]{40}\b")),
 )
+_GAP = r"(?:\s{0,3}|[ \t]{4,60})"
 # Named secrets: NAME=value, name: "value", a['NAME'] = value, --name value, and
-# '--name', 'value'.
+# '--name', 'value'; rows of tables, Megatron's name .... value, and Kubernetes'
+# {'name': 'NAME', 'value': 'x'}.
 _NAMED = re.compile(
     r"(?:(?:secret|passw|passphrase|credential)[\w-]{0,40}|(?:token|key|pass|pwd)\d*)"
     r"(?<=[\w-])(?![\w-])"
-    r"(?P<sign>(?:\\{0,7}[\"']\]?)?(?:\s{0,3}(?:=>?|:)\s{0,3}|\s)(?:\\{1,7}(?=[\"']))?"
+    r"(?P<sign>[\"']?,?\s{1,20}[\"']?value[\"']?[:=]\s{0,3}|(?:\\{0,7}[\"']\]?)?"
+    rf"(?:{_GAP}(?:=>?|[:\uff1a│┃]|%3d|\.{{3,80}}){_GAP}|\s)(?:\\{{1,7}}(?=[\"']))?"
     r"|[\"'],\s{0,3}(?=b?[\"']))(?=\S)",
     re.IGNORECASE,
 )
@@ -200,6 +230,8 @@ _VALUE = re.compile(
 )
 _QUOTE = re.compile(r"[bfru]?[\"']")
 _QUOTED = re.compile(rf"{_QUOTE.pattern}[^{{]")
+_FIRM = re.compile(r"[=:\uff1a]|%3", re.IGNORECASE)
+_ROW = re.compile(r"[│┃]|\.{3}")
 _PAIR = re.compile(r"[(\[]b?[\"']$")  # of a name and a value: ('token', 'x')
 _ESCAPE = re.compile(r"^(?:x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|[nrt])")
 _REST = re.compile(r"\S*")
@@ -238,11 +270,6 @@ _NO_VALUE = re.compile(
     r"\$(?:[A-Z_][A-Z0-9_]*$|[{(])|%(?:[a-z(]|\w+%)|--?[a-z][a-z-]*(?:=|$)"
 )
 _NOTHING = {"empty", "none", "null", "true", "false", "unset", "not", "is", "was"}
-# Not a number with its unit: of "loss/token: 1.2345e-05", "time per token=0.01234s".
-_CREDENTIAL = re.compile(
-    r"(?![\d.]+(?:e[+-]?\d+)?[A-Za-z]{0,3}(?:/\w+)?$)(?=\D*\d)(?=.*[A-Za-z])"
-    r"[\w.~+/=-]{8,}"
-)
 
 
 def text(raw: str) -> str:
@@ -357,9 +384,9 @@ def _named(raw: str) -> Iterator[tuple[str, int, int]]:
         name = raw[low : found.start("sign")]
         if low and raw[low - 1] == "\\":
             name = _ESCAPE.sub("", name)
+        is_given = name.startswith("-") or _FIRM.search(found["sign"]) is not None
         is_pair = found["sign"][1:2] == "," and _PAIR.search(raw, max(0, low - 3), low)
-        is_given = name.startswith("-") or "=" in found["sign"] or ":" in found["sign"]
-        if low < done or not (is_given or is_pair):
+        if low < done or not (is_given or is_pair or _ROW.search(found["sign"])):
             continue
         value = _VALUE.match(raw, found.end())
         if value is None:
@@ -370,8 +397,8 @@ def _named(raw: str) -> Iterator[tuple[str, int, int]]:
             continue
         if "]" in found["sign"] and not _QUOTED.match(value[0]):
             continue  # code: another name, a call, or values filled in
-        if is_pair and not _CREDENTIAL.fullmatch(secret):
-            continue  # a list of names
+        if not is_given and not _CREDENTIAL.fullmatch(secret):
+            continue  # a list or a table of names
         done = value.start() + end
         if end == _PEEK:
             rest = _REST.match(raw, done)
@@ -393,7 +420,7 @@ def _cut(name: str, value: str) -> tuple[int, int]:
     ):
         return quote.end(), max(quote.end(), len(value[:-1].rstrip("\\")))
     if not name.isupper() and not name.startswith("-"):
-        value = re.split(r"[,;&)\]}]", value)[0] or value
+        value = re.split(r"[,;&)\]}]|%26", value)[0] or value
     return 0, len(value.rstrip("\"',;)]}")) or len(value)
 
 

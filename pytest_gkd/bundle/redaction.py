@@ -2,9 +2,9 @@ r"""Redacts secrets from the texts of a bundle, and lists what was redacted and 
 
 Stricter than ``sanitize``, which every text passes anyway: a bundle goes to strangers,
 so what merely looks like a secret goes as well. Four signs: a known shape (``hf_``), a
-name (``db_pass: ...``), a place (``curl -u me:...``, a Cookie header, the end of a
-private key), and randomness (entropy). A value that was given away once is redacted
-wherever else it appears, also where it was cut short or wrapped. Linear time.
+name (``db_pass: ...``), a place (``mysql -p...``, the end of a private key), and
+randomness (entropy). A value that was given away once is redacted wherever else it
+appears, also where it was cut short or wrapped. Linear time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _PLACES = (
     (
         "password option",
         re.compile(
-            r"\b(?:sshpass|(?:docker|podman|nerdctl|helm registry|swanlab|skopeo) login"
+            r"\b(?:(?:docker|podman|nerdctl|helm registry|swanlab|skopeo) login"
             r"|ossutil\w*|redis-cli|mysql\w*|mariadb|smbclient|ldapsearch)\b"
             r"[^\n]{0,200}?\s-[pkaw] ?[\"']?(?P<value>[^\s\"'-][^\s\"']{3,400})"
         ),
@@ -75,7 +75,7 @@ _PLACES = (
     (
         "user and password",
         re.compile(
-            r"\b(?:curl|wget|http|mc)\b[^\n]{0,300}?\s(?:-u|-U|--user|--proxy-user)[ =]"
+            r"\b(?:wget|http|mc)\b[^\n]{0,300}?\s(?:-u|-U|--user|--proxy-user)[ =]"
             r"[\"']?[^:\s\"']{0,60}:(?P<value>[^\s\"']{3,400})"
         ),
     ),
