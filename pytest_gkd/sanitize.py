@@ -228,6 +228,11 @@ _PEEK = 400
 _VALUE = re.compile(
     rf"[bfru]?\"[^\"\n]{{0,{_PEEK}}}\"|[bfru]?'[^'\n]{{0,{_PEEK}}}'|\S{{1,{_PEEK}}}"
 )
+# With quotes that a backslash escapes, unless all that is around it is escaped.
+_PLAIN_VALUE = re.compile(
+    rf"[bfru]?\"(?:[^\"\\\n]|\\.){{0,{_PEEK}}}\"|[bfru]?'(?:[^'\\\n]|\\.){{0,{_PEEK}}}'"
+    rf"|{_VALUE.pattern}"
+)
 _QUOTE = re.compile(r"[bfru]?[\"']")
 _QUOTED = re.compile(rf"{_QUOTE.pattern}[^{{]")
 _FIRM = re.compile(r"[=:\uff1a]|%3", re.IGNORECASE)
@@ -388,7 +393,8 @@ def _named(raw: str) -> Iterator[tuple[str, int, int]]:
         is_pair = found["sign"][1:2] == "," and _PAIR.search(raw, max(0, low - 3), low)
         if low < done or not (is_given or is_pair or _ROW.search(found["sign"])):
             continue
-        value = _VALUE.match(raw, found.end())
+        is_escaped = "\\" in found["sign"]
+        value = (_VALUE if is_escaped else _PLAIN_VALUE).match(raw, found.end())
         if value is None:
             continue
         begin, end = _cut(name, value[0])
