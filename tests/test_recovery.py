@@ -1294,3 +1294,37 @@ def test_what_is_used_for_what_is_not_there_lets_a_run_go_on() -> None:
     warns = "n4:311:400 [0] NCCL WARN NET/IB : No usable device, using sockets\n"
     assert judged(START + warns + steps(1, 2)).verdict == "running"
     assert judged(START + warns.replace(", using sockets", "")).causes
+
+
+@pytest.mark.parametrize(
+    "ignored",
+    [
+        "Exception ignored in: <function Z.__del__ at 0x7f>\nAttributeError: x\n",
+        "Exception ignored in: <function Z.__del__ at 0x7f>\n"
+        "Traceback (most recent call last):\n"
+        '  File "/job/z.py", line 3, in __del__\n    self.f.close()\n'
+        "AttributeError: 'Z' object has no attribute 'f'\n",
+    ],
+)
+def test_an_error_after_one_of_a_destructor_has_ended_the_run(ignored: str) -> None:
+    fatal = (
+        "Traceback (most recent call last):\n"
+        '  File "/job/train.py", line 88, in <module>\n    main()\n'
+        "ValueError: ledger out of balance\n"
+    )
+    assert judged(steps(1, 9) + ignored).verdict == "running"
+    assert judged(steps(1, 9) + ignored + fatal).verdict == "unknown"
+
+
+def test_a_traceback_in_a_line_of_json_has_ended_the_run() -> None:
+    told = "".join(
+        f'{{"ts": "2026-11-29T10:00:0{n}", "msg": "step {n} loss 0.5"}}\n'
+        for n in range(9)
+    )
+    error = (
+        '{"ts": "2026-11-29T10:01:00", "level": "error", "msg": "stops", "exc_info": '
+        '"Traceback (most recent call last):\\n  File \\"a.py\\", line 8, in f\\n'
+        'ValueError: dark"}\n'
+    )
+    assert judged(told).verdict == "running"
+    assert judged(told + error).verdict == "unknown"

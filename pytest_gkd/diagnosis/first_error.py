@@ -57,7 +57,7 @@ class FirstError:
         source, line = self.log.place_at(one.at)
         yield EvidenceLine(source, line, shown(text.strip().encode()))
         for frame in self.places():
-            file = _PACKAGES.sub("", frame.file)
+            file = _PACKAGES.sub("", frame.path)
             file = file if len(file) <= MOST_PATH else f"…{file[1 - MOST_PATH :]}"
             place = f"{file}:{frame.line} in {frame.function}"
             text = f"{place}: {frame.code}" if frame.code else place
@@ -117,7 +117,7 @@ class FirstError:
         said = f"{kind} {self.message} {one.frames[-1].code}"
         yield from nearest.words_of(said)
         for frame in one.frames[-INNERMOST:]:
-            place = f"{PurePosixPath(frame.file).stem}:{frame.function}"
+            place = f"{PurePosixPath(frame.path).stem}:{frame.function}"
             yield from (nearest.name(place), *nearest.words_of(place))
 
 

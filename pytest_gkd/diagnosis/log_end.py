@@ -51,7 +51,7 @@ _UNFINISHED = Pattern(
     rb"\b[1-9]\d?%\|[^|]{0,99}(?P<state>\| \d+(?P<of>/\d+ \[))[^\]\r\n]{0,80}\]?\s*$"
 )
 _NOISE = Pattern(
-    rb"Exception ignored in|destroy_process_group|resource_tracker|shutting down"
+    rb"destroy_process_group|resource_tracker|shutting down"
     rb"|[Ss]hutdown|SIGTERM|atexit|leaked"
 )
 # The last line of a traceback, which names the exception.
@@ -726,6 +726,8 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
                 continue
             anew = _STARTED_ANEW.search(said[:300]) and _PART.search(said[:300])
             if at < last and (anew or _of_another(whole, _line(tail, last))):
+                continue
+            if b"Exception ignored in" in _line(tail, at - 1):
                 continue
             around = tail[max(0, at - 600) : line.end()]
             over = any(step > at for step in done[-2:-1]) or went_on(tail, at)

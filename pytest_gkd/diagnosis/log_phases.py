@@ -158,6 +158,7 @@ FAILED = Pattern(
     rb"Traceback \(most recent call last\)"
     rb"|^(?:\([^)]*\) *|\[rank\d+\]: *)*[\w.]*(?:Error|Exception): "
     rb"|\[\w+\.py:\d+\] [\w.]*(?:Error|Exception): "
+    rb"|^\{.{0,250}\"(?:exc_info|exception|stack_?trace|traceback)\": ?\"Traceback"
     rb"|slurmstepd: error|CANCELLED AT "
     rb"|\b(?:FATAL|CRITICAL)\b|Segmentation fault|core dumped"
     rb"|" + EXIT + rb"(?:[1-9]|-(?:[4678]|11)\b)"
