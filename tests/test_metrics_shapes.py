@@ -104,7 +104,7 @@ DIVERGES, LEAKS = "train.diverged", "train.memory-leak"
 @pytest.mark.parametrize(
     ("shape", "cause", "certain"),
     [
-        ("six that rise", DIVERGES, True),
+        ("six that rise", DIVERGES, False),
         ("gradients of six", DIVERGES, False),
         ("back at the start", DIVERGES, False),
         ("as by guessing", DIVERGES, False),
@@ -113,7 +113,7 @@ DIVERGES, LEAKS = "train.diverged", "train.memory-leak"
         ("up", DIVERGES, False),
         ("divergence", DIVERGES, False),
         ("clipped", DIVERGES, False),
-        ("validation lost", DIVERGES, True),
+        ("validation lost", DIVERGES, False),
         ("validation nan", "train.nan", True),
         ("skipped", "train.nan", True),
         ("dead experts", "train.moe", False),
@@ -122,7 +122,7 @@ DIVERGES, LEAKS = "train.diverged", "train.memory-leak"
         ("nan again", "train.nan", False),
         ("rate", DIVERGES, False),
         ("older", "sync.not-applied", False),
-        ("tokens", "train.slow", True),
+        ("tokens", "train.slow", False),
         ("a leap", DIVERGES, False),
         ("a small loss", DIVERGES, False),
     ],
@@ -171,3 +171,42 @@ def test_a_queue_that_grows_while_ever_less_is_generated_is_certain() -> None:
     assert ("vllm.kv-cache", True) in found
     found = of_engine(lambda n: engine(n, 2400 + n % 5, 40, 4 * n))
     assert found == [("vllm.kv-cache", False)]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "cause"),
+    [
+        ({"loss": lambda n: 9 / (n + 3), "ot_loss": lambda n: 0.01 * 1.2**n}, DIVERGES),
+        ({"reward": lambda n: n / 90, "format__reward": lambda n: 1.0}, ""),
+        (
+            {"grad_norm": lambda n: 1 + noise(0.1), "grad_norm__vision": lambda n: 0.0},
+            "train.no-grad",
+        ),
+        ({"tower_mem_mb": lambda n: 900.0 + 90 * n}, LEAKS),
+    ],
+)
+def test_of_a_part_or_by_the_words_of_a_name_nothing_is_certain(
+    metrics: dict[str, Values], cause: str
+) -> None:
+    told = verdicts(seen(40, **metrics))
+    assert told == ([(cause, False)] if cause else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "certain"),
+    [
+        ("step {n} loss {x:.5f} time 2.04s", True),
+        ("layer {n} mlp.down_proj: loss {x:.5f} time 2.04s", False),
+        ("| {n} | mlp.down_proj | {x:.5f} | 256 | 2.1 |", False),
+    ],
+)
+def test_layers_and_rows_that_count_no_steps_are_no_time(
+    line: str, certain: bool
+) -> None:
+    collector = series.Collector()
+    rows = ["| layer | module | loss | samples | time |"]
+    rows += [line.format(n=n, x=0.02 * 1.25**n) for n in range(30)]
+    for number, row in enumerate(rows, 1):
+        collector.take(row.encode(), number, 100 * number)
+    (found,) = findings.find(collector.current())
+    assert (found.cause, found.certain) == (DIVERGES, certain)

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 from pytest_gkd.diagnosis.metrics import impossible, learning, numerics, resources
 from pytest_gkd.diagnosis.metrics.capacity import Capacity
-from pytest_gkd.diagnosis.metrics.judging import NumberFinding, Run, is_clock
-from pytest_gkd.diagnosis.metrics.roles import role
+from pytest_gkd.diagnosis.metrics.judging import NumberFinding, Run, ends, is_clock
+from pytest_gkd.diagnosis.metrics.roles import is_listed, role
 from pytest_gkd.diagnosis.metrics.series import Series
 
 # What each brings about.
@@ -40,10 +40,34 @@ def find(
         if role(series.name) in roles
         for one in judge(series, run)
     ]
+    # What a name seems to say, by its words, proves nothing; a loss that is none does.
+    # Nor does a part of the loss that rises while another falls, as the whole may.
+    falling = {one.name for one in run.of("loss") if _falls(one)}
+    seen = [
+        replace(one, certain=False)
+        if not (_is_nan(one) or is_listed(one.metric)) or _in_part(one, falling)
+        else one
+        for one in seen
+    ]
     first: dict[str, NumberFinding] = {}
     for one in sorted(seen, key=lambda one: (not one.certain, one.line, one.metric)):
         first.setdefault(one.cause, one)
     return sorted(_roots(first), key=lambda one: (one.line, one.metric))
+
+
+def _falls(series: Series) -> bool:
+    levels = ends(series)
+    return levels is not None and levels[1] < 0.9 * levels[0]
+
+
+def _in_part(found: NumberFinding, falling: set[str]) -> bool:
+    """Whether it is of a loss, and another one falls."""
+    of_loss = found.cause == "train.diverged" and role(found.metric) == "loss"
+    return of_loss and bool(falling - {found.metric})
+
+
+def _is_nan(found: NumberFinding) -> bool:
+    return found.cause == "train.nan" and not math.isfinite(found.value)
 
 
 def _roots(found: dict[str, NumberFinding]) -> Iterator[NumberFinding]:

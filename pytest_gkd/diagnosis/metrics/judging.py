@@ -147,6 +147,8 @@ class Run:
         slime/rollout/on_policy_distillation.py).
         """
         names = [one.name for one in self.every]
+        if "reward" in names and series.name != "reward":
+            return False
         if _ONE_REWARD.search(series.name):
             return not {"reward", "train/reward"} & {*names}
         if any("raw_reward" in name for name in names):
@@ -310,6 +312,7 @@ def found(
 ) -> NumberFinding:
     """The finding on a series from index ``at`` on, at most its last."""
     at = min(at, len(series) - 1)
+    certain = certain and not series.loose
     where = f"{series.unit} {series.steps[at]}"
     return NumberFinding(
         cause,

@@ -91,8 +91,10 @@ def _not_finite_now_and_then(series: Series, run: Run) -> Iterator[NumberFinding
 @JUDGES.of("gradient norm")
 def _no_gradient(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: abs(value) < 1e-9)
+    part = any(abs(values[-1]) > 1e-9 for values in run.gradients)
     if len(series) - at >= 5 and not run.solved(series.steps[at]):
-        yield found(series, at, "train.no-grad", "is 0 from here on")
+        frozen = "is 0 from here on"
+        yield found(series, at, "train.no-grad", frozen, certain=not part)
 
 
 @JUDGES.of("loss", "gradient norm")
@@ -145,8 +147,7 @@ def _rises_at_once(series: Series, run: Run) -> Iterator[NumberFinding]:
         return
     if all(early < late for early, late in itertools.pairwise(rising)):
         text = f"rises in each step, from {rising[0]:.4g} to {rising[-1]:.4g}"
-        certain = len(rising) >= RISES and role(series.name) == "loss"
-        yield found(series, lowest + 1, "train.diverged", text, certain=certain)
+        yield found(series, lowest + 1, "train.diverged", text, certain=False)
 
 
 @JUDGES.of("loss")

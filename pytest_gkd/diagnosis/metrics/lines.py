@@ -169,12 +169,20 @@ class Reading:
     """The numbers of one line by their printed names; ``step`` if it states one.
 
     Times are in seconds and sizes in bytes if the line names the unit. ``total`` is the
-    planned number of steps.
+    planned number of steps. ``loose`` says that the line may be of one thing of many,
+    not of a time: a row of a table that counts no steps, a layer, a sample.
     """
 
     values: dict[str, float]
     step: int | None = None
     total: int | None = None
+    loose: bool = False
+
+
+_OF_EACH = re.compile(
+    rb"(?i)\b(?:layer|sample|prompt|example|module|block|category|task|context|answer"
+    rb"|request|document|row|item)s?[ #:=_-]{1,2}\d"
+)
 
 
 def read(line: bytes) -> Reading:
@@ -207,7 +215,8 @@ def read(line: bytes) -> Reading:
             continue  # the time that a reward takes
         if _ROUNDED.fullmatch(number) is None or what != "learning rate":
             values.setdefault(told, _value(name, number, unit))
-    return Reading(values, step, total)
+    loose = step is None and _OF_EACH.search(line[:200]) is not None
+    return Reading(values, step, total, loose)
 
 
 @dataclass(frozen=True)
@@ -260,7 +269,7 @@ class Table:
                 step = int(number[1])
             else:
                 values[name] = _value(name.encode(), number[1], number[2])
-        return Reading(values, step)
+        return Reading(values, step, loose=step is None)
 
 
 def _cells(line: bytes, separator: bytes) -> list[bytes]:

@@ -205,16 +205,16 @@ def _fewer_tokens(series: Series, run: Run) -> Iterator[NumberFinding]:
     best, last = known[highest], known[len(values) - width]
     slower = max(1.0, run.grown("step time") or 1.0)
     low = len(values) - since(series, below(best / TWICE))
-    falls = robust.trend(values[highest:]) < -2 * SURE or low >= max(2 * ENOUGH, width)
+    falls = robust.trend(values[highest:]) < -2 * SURE
     if (
-        falls
+        (falls or low >= max(2 * ENOUGH, width))
         and best > TWICE * slower * last
         and not run.shorter_responses(last / best)
     ):
         spread = robust.deviation(values[highest : highest + width])
         at = since(series, below(best - max(FAR * spread, 0.1 * best)))
         text = f"from {best:.4g} to {last:.4g}: slower steps, or less in a batch"
-        certain = best >= 2 * TWICE * slower * last
+        certain = falls and best >= 2 * TWICE * slower * last
         yield found(series, at, "train.slow", text, certain=certain)
 
 

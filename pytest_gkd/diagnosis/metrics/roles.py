@@ -229,9 +229,8 @@ TRAINING = {"loss", "policy loss", "value loss", "gradient norm", "entropy", "re
 @functools.lru_cache(maxsize=4096)
 def role(name: str) -> str:
     """What the metric measures; ``other`` if that is unknown or not judged."""
-    plain = re.sub(r"[\s.]+", "_", name.strip().lower())
-    known = next((role for role, known in _ROLES if known.search(plain)), "")
-    if known and known != "other":
+    plain = _plain(name)
+    if known := _listed(plain):
         return known
     if plain.startswith("train_speed"):  # ms-swift's, an average over all steps so far
         return "other"
@@ -241,3 +240,18 @@ def role(name: str) -> str:
         return "throughput"
     alone = _SAME.get(plain, plain)
     return _ALONE.get(alone) or _by_words(name)
+
+
+@functools.lru_cache(maxsize=4096)
+def is_listed(name: str) -> bool:
+    """Whether its role is told by a framework's own name, not by the words of it."""
+    return _listed(_plain(name)) != "" or role(name) == "skipped steps"
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\s.]+", "_", name.strip().lower())
+
+
+def _listed(plain: str) -> str:
+    known = next((role for role, known in _ROLES if known.search(plain)), "")
+    return known if known != "other" else ""

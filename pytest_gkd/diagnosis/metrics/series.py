@@ -61,7 +61,9 @@ class Series:
 
     If the log gives no steps, a step counts the lines from 1. ``places`` are the line
     numbers and the byte offsets of the lines. ``counted`` says that the log gives no
-    steps, ``by_line`` that steps are line numbers, of which not all were read.
+    steps, ``by_line`` that steps are line numbers, of which not all were read,
+    ``loose`` that its lines may be of different things: rows of a table that counts no
+    steps, or layers, or samples.
     """
 
     name: str
@@ -70,6 +72,7 @@ class Series:
     places: list[tuple[int, int]] = field(default_factory=list)
     counted: bool = False
     by_line: bool = False
+    loose: bool = False
 
     def __len__(self) -> int:
         return len(self.values)
@@ -150,6 +153,7 @@ class Series:
             [self.places[at] for at in kept],
             self.counted,
             self.by_line,
+            self.loose,
         )
 
 
@@ -254,6 +258,7 @@ class Collector:
                 if len(self._series) >= MOST_NAMES:
                     continue
                 series = self._series[process, name] = Series(name)
+            series.loose |= reading.loose
             step = reading.step
             if step is None:
                 last = series.steps[-1] if series.steps else 0
