@@ -1029,8 +1029,13 @@ def test_a_worker_that_is_started_anew_fails_no_run_that_makes_a_step(
 
 def test_one_of_many_may_stop_for_an_error() -> None:
     said = "12:00:09 ERROR {}: the page does not load, stopping\n"
+    others = "12:00:00 INFO env 2 is made\n12:00:00 INFO sandbox-1 is made\n"
     for part in ("env 7", "sandbox-3", "episode 881"):
-        assert judged(MADE + said.format(part)).verdict == "running"
+        assert judged(others + MADE + said.format(part)).verdict == "running"
+    # Of an environment that may be the only one nothing is left.
+    assert judged(MADE + said.format("env 0")).verdict == "unknown"
+    gave_up = said.format("env 0").replace("stopping", "giving up")
+    assert judged(MADE + gave_up + "bye\n").verdict == "unknown"
     assert judged(MADE + said.format("trainer")).verdict == "unknown"
 
 
@@ -1328,3 +1333,64 @@ def test_a_traceback_in_a_line_of_json_has_ended_the_run() -> None:
     )
     assert judged(told).verdict == "running"
     assert judged(told + error).verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("record", "verdict"),
+    [
+        (
+            '{"event": "run_end", "state": "crashed", "reason": "worker lost"}',
+            "unknown",
+        ),
+        ('{"error": "worker 3 lost", "event": "run_end"}', "unknown"),
+        ('{"event": "train_end", "success": false}', "unknown"),
+        ('{"event": "run_end", "status": "failure"}', "unknown"),
+        ('{"event": "run_failed", "step": 6}', "unknown"),
+        ('{"level": "info", "event": "run_end", "exit_code": 1}', "unknown"),
+        ('{"event": "run_end", "status": "preempted"}', "running"),
+        ('{"event": "eval", "kind": "run_finished", "acc": 0.4}', "running"),
+        ('{"event": "train_end", "error": null}', "healthy"),
+        ('{"event": "job_finished", "failed": 0, "exit_code": 0}', "healthy"),
+    ],
+)
+def test_of_a_record_of_the_end_the_values_count(record: str, verdict: str) -> None:
+    assert judged(f"{MADE}{record}\n").verdict == verdict
+
+
+def test_a_warning_of_json_may_hold_a_traceback() -> None:
+    made = "".join(f'{{"event": "step", "step": {n}, "loss": 0.5}}\n' for n in range(9))
+    told = (
+        '{{"level": "{}", "event": "tool", "exc_info": "Traceback (most recent..."}}\n'
+    )
+    assert judged(made + told.format("warning")).verdict == "running"
+    assert judged(made + told.format("error")).verdict == "unknown"
+
+
+def test_a_trainer_that_ends_after_programs_with_a_status_is_none_of_them() -> None:
+    ran = "".join(
+        f"sandbox: runs\nsandbox: process {n} exited with code {n % 2}\nsandbox: next\n"
+        for n in range(20, 30)
+    )
+    own = "sandbox: process 31 exited with code 1\n"
+    for last in ("", "launcher: bye\n"):
+        text = START + ran + steps(1, 9)
+        assert judged(text + own + "sandbox: next\n").verdict == "running"
+        for who in ("launcher: trainer ", ""):
+            ended = own.replace("sandbox: ", who)
+            assert judged(text + ended + last).verdict == "unknown"
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        "12:00:09 INFO reward: unit test of sample 3 returned with code 1, reward 0",
+        "12:00:09 INFO reward: program of answer 17 stopped with status 1",
+        "12:00:09 WARNING eval: eval job failed for step 20",
+        "12:00:09 WARNING sweep: trial run failed, replaced by node 4",
+        "12:00:09 INFO bench: job crashed on 0 of 8 nodes",
+        "12:00:09 INFO monitor: no job failed in the past hour",
+        "12:00:09 INFO alerts: will mail when the run failed",
+    ],
+)
+def test_what_is_told_of_another_is_no_failure_of_the_run(last: str) -> None:
+    assert judged(f"{MADE}{last}\n").verdict == "running"

@@ -58,32 +58,37 @@ _NOISE = Pattern(
 RAISED = Pattern(
     rb"(?m)^ *(?:\([^)]*\) *|\[\w+\]: *)*[\w.]*(?:Error|Exception|Interrupt|Exit)\b"
 )
-# A part of a run that may stop while the run goes on.
+# A part of a run that may stop while the run goes on; of some there may be only one.
 _ONE_OF_MANY = (
-    rb"\b(?:env(?:ironment)?|episode|sandbox|container|tool|trial|rollout|sample|request"
-    rb"|agent|trajectory|shard|row|item|example)s?[ #_=-]{1,2}\d+\b"
+    rb"\b(?:(?P<kind>env|environment|sandbox|container|tool|agent|shard)"
+    rb"|episode|trial|rollout|sample|request|trajectory|row|item|example)s?"
+    rb"[ #_=-]{1,2}(?P<number>\d+)\b"
 )
+_PART_OF_MANY = Pattern(rb"(?i)" + _ONE_OF_MANY)
+_PART_STOPS = Pattern(rb"(?i)\bERROR\b\W*" + _ONE_OF_MANY)
 _DEAD = Pattern(
     rb"EngineDeadError|EngineCore encountered a(?:n issue| fatal error)"
     rb"|500 Internal Server Error|Engine core proc \S+ died"
 )
 # An error as the very last line, which says that the program stops.
 _STOPS = Pattern(
-    rb"^.{0,60}\bERROR\b.{0,250}\b(?:stopping|aborting|giving up|exiting)\W*$",
-    unless=rb"(?i)\bERROR\b\W*" + _ONE_OF_MANY,
+    rb"^.{0,60}\bERROR\b.{0,250}\b(?:stopping|aborting|giving up|exiting)\W*$"
 )
 # An attempt that was the last, told in the last lines.
 _GAVE_UP = Pattern(
     rb"(?i)^.*(?:\b(?:fail\w*|errors?|refused|timed out)\b.{0,200}|\bERROR:? \W*)"
     rb"\b(?:no (?:more|further) (?:retries|attempts|tries)|giving up|gave up)\b.*",
-    unless=rb"(?i)\bskip|\bignor|\bcontinu|\bgo(?:es|ing) on\b|" + _ONE_OF_MANY,
+    unless=rb"(?i)\bskip|\bignor|\bcontinu|\bgo(?:es|ing) on\b",
 )
-# The program says so of itself.
+# The program says so of itself, where its message begins or in an error's line.
 _RUN_FAILED = Pattern(
-    rb"(?i)^.{0,60}\b(?:training|trainer|run|job|fit|main loop)(?: loop| has)?"
+    rb"(?i)^(?:.{0,60}(?:[:\]|)>-] *|\b(?:INFO|WARN|WARNING) +)"
+    rb"|.{0,60}\b(?-i:ERROR|CRITICAL|FATAL)\b.{0,60}?\b)?(?:the |this )?"
+    rb"(?:training|trainer|run|job|fit|main loop)(?: loop| has)?"
     rb" (?:failed|crashed|aborted)\b.*",
     unless=rb"(?i)\bretr|\bagain\b|\brestart|\battempt|\bprevious|\bearlier|\blast\b"
-    rb"|\bresum|\bif\b|\bcontinu|\bskip|\bignor",
+    rb"|\bresum|\bif\b|\bcontinu|\bskip|\bignor|\b0 of \d"
+    rb"|\b(?:eval\w*|trial|no|when|bench\w*|profil\w*)\b.{0,30}\b(?:run|job|training) ",
 )
 _BEGINS = Pattern(rb"(?i)\b(?:attempting|retrying|rescheduling|resuming|restarting)\b")
 # An exception that a line only names, or says to have caught.
@@ -110,7 +115,8 @@ _FAREWELL = Pattern(
     rb"|(?:finished|completed) (?:all )?\d+ (?:steps|iterations|epochs|updates)"
     rb"(?: in \d[\w .]{0,20})?\W*$"
     rb"|(?:good)?bye\W*$|exit(?:ing|ed)? cleanly\b|ended (?:normally|well)\W*$))"
-    rb"|^\+ exit 0$|^\{.*\"(?:run|job|train(?:ing)?)[_ ](?:end|ended|exit|finished)\""
+    rb"|^\+ exit 0$|^\{.*\"(?:event|message|msg|type)\": ?"
+    rb"\"(?:run|job|train(?:ing)?)[_ ](?:end|ended|exit|finished)\""
     rb"|(?:\xe8\xae\xad\xe7\xbb\x83|\xe4\xbb\xbb\xe5\x8a\xa1)(?:\xe5\xb7\xb2)?"
     rb"(?:\xe5\xae\x8c\xe6\x88\x90|\xe7\xbb\x93\xe6\x9d\x9f)"  # 训练, 任务, 完成, 结束
 )
@@ -123,6 +129,11 @@ _TO_COME = Pattern(
 _COMPLAINS = Pattern(rb"^.{0,60}\b(?:ERROR|CRITICAL|FATAL)\b")
 _NOT_YET = Pattern(
     rb"(?i)\b(?:wait\w*|until|when|once|after|before|not?|if|never|fail\w*|error)\b"
+)
+# A state in a record of JSON that is no good end.
+_ILL_STATE = Pattern(
+    rb"\"(?:status|state|result|outcome)\": ?\"[^\"]*\"",
+    unless=rb"(?i)\"(?:ok|success\w*|succeeded|completed?|finished|done|passed)\"$",
 )
 # What may be over though a bar of other work is drawn once more.
 _CLOSES_PART = Pattern(rb"(?i)\beval|\bconver|\bepoch|\bstage")
@@ -181,6 +192,12 @@ _FAILED_STATUS = Pattern(log_phases.EXIT + rb"-?[1-9]\d*")
 _RAN = Pattern(
     rb"(?i)pid=\d+[^)]{0,60}\).{0,60}?\b(?:container|sandbox|docker|podman|apptainer"
     rb"|test|snippet|trial)\b.{0,200}\bexit"
+)
+# A program that was run for one answer of the model.
+_RAN_FOR = Pattern(
+    rb"(?i)\b(?:test|program|script|snippet|code)s? (?:of|for) "
+    rb"(?:answer|sample|completion|candidate|submission|solution)[ #]{1,2}\d+\b.{0,40}"
+    + log_phases.EXIT
 )
 _STATUS_OF = Pattern(
     rb"\bprocess \d{1,9} " + log_phases.EXIT + rb"(?P<status>-?\d{1,3})\b"
@@ -583,7 +600,8 @@ def _takes_leave(line: bytes) -> bool:
         return False
     more = found[b"more"] or b""
     said = (found[b"before"] or b"").removesuffix(more)
-    return not (_NOT_YET.search(said) or _TO_COME.search(more))
+    ill = said == b"" and _ILL_STATE.search(line)
+    return not (_NOT_YET.search(said) or _TO_COME.search(more) or ill)
 
 
 def stuck(tail: bytes) -> bytes:
@@ -722,7 +740,9 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
             whole = line[0][:400]
             if _RAN.search(whole) and tail[line.end() :].strip():
                 continue
-            if _STATUS_OF.search(said) and _ran_programs(tail):
+            if _RAN_FOR.search(said) or (
+                _is_known_end(tail, at) and _ran_programs(tail)
+            ):
                 continue
             anew = _STARTED_ANEW.search(said[:300]) and _PART.search(said[:300])
             if at < last and (anew or _of_another(whole, _line(tail, last))):
@@ -735,8 +755,8 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
                 return True
     after = last_lines(tail[max(0, last) :].partition(b"\n")[2])
     return (
-        any(map(_STOPS.search, after[-1:]))
-        or any(map(_GAVE_UP.search, after[-3:]))
+        any(_stops(one, tail) for one in after[-1:])
+        or any(_gave_up(one, tail) for one in after[-3:])
         or _says_it_failed(after)
         or (_steps_are_left(tail) and any(map(_NAMED.search, after)))
     )
@@ -752,6 +772,37 @@ def _of_another(line: bytes, step: bytes) -> bool:
     others = prefixes.split(step)[0]
     kinds = [one.translate(None, _NO_LETTERS) for one in (own, others)]
     return all(kinds) and kinds[0] != kinds[1]
+
+
+def _stops(line: bytes, tail: bytes) -> bool:
+    return bool(_STOPS.search(line)) and not _is_one(_PART_STOPS.search(line), tail)
+
+
+def _gave_up(line: bytes, tail: bytes) -> bool:
+    return bool(_GAVE_UP.search(line)) and not _is_one(_PART_OF_MANY.search(line), tail)
+
+
+def _is_one(part: Match | None, tail: bytes) -> bool:
+    """Whether it is a part of which there are others, such as ``env 7`` of a run."""
+    if part is None or part[b"kind"] is None:
+        return part is not None
+    return any(
+        one[b"kind"] == part[b"kind"] and one[b"number"] != part[b"number"]
+        for one in _PART_OF_MANY.finditer(tail)
+    )
+
+
+def _is_known_end(tail: bytes, at: int) -> bool:
+    """Whether a process's status is told as one before, or a step follows it."""
+    told = _STATUS_OF.search(tail, at, tail.find(b"\n", at) % (len(tail) + 1))
+    if told is None:
+        return False
+    forms = [
+        tail[tail.rfind(b"\n", 0, one.start()) + 1 : one.end()]
+        for one in _STATUS_OF.finditer(tail, 0, told.end())
+    ]
+    *known, own = (form.translate(None, _NO_LETTERS) for form in forms)
+    return own in known or last_step(tail) > at
 
 
 @functools.lru_cache(maxsize=64)

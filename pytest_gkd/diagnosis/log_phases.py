@@ -152,22 +152,41 @@ EXIT = (
 )
 # Python cannot read the program itself; this comes without a traceback.
 _UNREADABLE = Pattern(rb"\^ *\r?\n[^\r\n]{0,100}\b(?:Syntax|Indentation|Tab)Error: ")
+# A record of JSON of a run's end, and what in it says that it is no good one.
+_END_EVENT = (
+    rb"\"(?:run|job|train(?:ing)?)[_ ](?:end|ended|exit|exited|fail|failed|finished)\""
+)
+_BAD_VALUE = (
+    rb"(?:: ?\"[\w ]{0,40}(?i:error|fail|failed|failure|crash|crashed|abort|aborted"
+    rb"|killed)\"|\"(?:error|exception)\": ?(?:\"[^\"]|[\[{] ?[^\]} ]|true|[1-9])"
+    rb"|\"(?:success|succeeded|ok)\": ?false|\"failed\": ?(?:true|[1-9])"
+    rb"|\"(?:exit|return)_?(?:code|status)\": ?-?[1-9])"
+)
+_MILD = rb"\"level(?:name)?\": ?\"(?:warn|info|debug)"
 # Signs that a program failed, whatever the reason.
 FAILED = Pattern(
     rb"^(?:E +)?(?:\([^)]*\) *|\[rank\d+\]: *)*(?: *\+ Exception Group )?"
     rb"Traceback \(most recent call last\)"
     rb"|^(?:\([^)]*\) *|\[rank\d+\]: *)*[\w.]*(?:Error|Exception): "
     rb"|\[\w+\.py:\d+\] [\w.]*(?:Error|Exception): "
-    rb"|^\{.{0,250}\"(?:exc_info|exception|stack_?trace|traceback)\": ?\"Traceback"
+    rb"|^\{.{0,250}\"(?:exc_info|exception|stack_?trace|traceback)\": ?\"Traceback.*"
     rb"|slurmstepd: error|CANCELLED AT "
     rb"|\b(?:FATAL|CRITICAL)\b|Segmentation fault|core dumped"
     rb"|" + EXIT + rb"(?:[1-9]|-(?:[4678]|11)\b)"
-    rb"|\"(?:run|job|train(?:ing)?)[_ ](?:end|ended|exit|exited|fail|failed|finished)\""
-    rb".{0,120}\"(?:error\"|failed\"|exit_?code\": -?[1-9])"
+    rb"|^\{.*"
+    + _END_EVENT
+    + rb".*"
+    + _BAD_VALUE
+    + rb"|^\{.*"
+    + _BAD_VALUE
+    + rb".*"
+    + _END_EVENT
+    + rb"|: ?\"(?:run|job|train(?:ing)?)[_ ](?:failed|crashed|aborted)\""
     rb"|Error executing job with overrides"
     rb"|exits with return code = -?[1-9]|\bfailed \(exitcode: -?[1-9]"
     rb"|Fatal Python error|terminate called after|Aborted(?: *$| {2,}|!)"
-    rb"|\(Aborted\)|Signal: Aborted"
+    rb"|\(Aborted\)|Signal: Aborted",
+    unless=rb"(?i)^\{.*" + _MILD + rb".*\"Traceback|^\{.*\"Traceback.*" + _MILD,
 )
 
 
