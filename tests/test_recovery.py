@@ -951,6 +951,7 @@ RESTARTS = (
 def test_what_a_launcher_begins_anew_was_survived() -> None:
     text = START + steps(1, 4) + UNCAUGHT + RESTARTS
     assert judged(text).causes[0].cause == "cuda.oom"
+    assert judged(text + "rendezvous timed out, leaving\n").causes
     meets = "12:00:09 INFO loading shard 1\n"
     assert survived(judged(text + meets)) == ["cuda.oom"]
     assert verdict_at("16:00:00", text + meets) == "hung"
@@ -1394,3 +1395,60 @@ def test_a_trainer_that_ends_after_programs_with_a_status_is_none_of_them() -> N
 )
 def test_what_is_told_of_another_is_no_failure_of_the_run(last: str) -> None:
     assert judged(f"{MADE}{last}\n").verdict == "running"
+
+
+@pytest.mark.parametrize("error", [OOM, "moon.Eclipse: no light"])
+@pytest.mark.parametrize(
+    "said", ["", "the run can be resumed from step 4", "resumed from /ckpt/1"]
+)
+def test_steps_out_of_a_buffer_begin_no_program_again(error: str, said: str) -> None:
+    text = START + steps(1, 4) + UNCAUGHT.replace(OOM, error) + said + "\n"
+    assert judged(text + steps(5, 8)).verdict in {"failed", "unknown"}
+    again = judged(text.replace(said, "resumed from /ckpt/1") + steps(2, 8))
+    assert said == "" or again.verdict == "running"
+
+
+@pytest.mark.parametrize("last", ["run over", "warm-up schedule finished", "job done"])
+def test_who_counts_further_has_not_ended(last: str) -> None:
+    def made(of: int) -> str:
+        return "".join(f"step {n}/{of} loss 2.{n}\n" for n in range(1, 10))
+
+    assert judged(f"{START}{made(9)}{last}\n").verdict == "healthy"
+    assert judged(f"{START}{made(90)}{last}\n").verdict == "running"
+    early = "early stopping: no progress\n"
+    assert judged(f"{START}{made(90)}{early}{last}\n").verdict == "healthy"
+
+
+def test_a_launchers_second_failure_is_not_begun_anew() -> None:
+    failed = UNCAUGHT.replace(OOM, "moon.Eclipse: no light")
+    text = START + steps(1, 4) + failed + RESTARTS + steps(3, 6)
+    assert judged(text).verdict == "running"
+    assert judged(text + failed + steps(7, 9)).verdict == "unknown"
+
+
+def test_what_is_complained_of_though_it_was_survived_before_has_ended_the_run() -> (
+    None
+):
+    raised = CAUGHT.replace(OOM, "moon.Eclipse: no light")
+    text = START + steps(1, 4) + raised + steps(5, 9) + raised
+    assert judged(text).verdict == "running"
+    assert judged(text + "ERROR: a second bad batch, the loop is left\n").verdict == (
+        "unknown"
+    )
+
+
+def test_what_cannot_be_recovered_is_not_gone_on_without() -> None:
+    raised = CAUGHT.replace(OOM, "moon.Eclipse: no light")
+    end = "12:00:09 INFO results are complete\n"
+    for said in ("INFO it recovered by itself", "INFO worker is recovering"):
+        assert judged(f"{MADE}{raised}{said}\n{end}").verdict in {"healthy", "running"}
+    for said in ("ERROR the state is not recovered", "INFO cannot be recovered"):
+        assert judged(f"{MADE}{raised}{said}\n{end}").verdict == "unknown"
+
+
+def test_who_sleeps_before_its_end_tries_nothing_again() -> None:
+    error = "12:00:05 ERROR trainer: no weights for the teacher: FATAL\n"
+    sleeps = "12:00:06 INFO sleeping 60 s so that the logs are collected\n"
+    assert judged(MADE + error + sleeps).verdict == "unknown"
+    tries = sleeps.replace("so that the logs are collected", "before the next try")
+    assert judged(MADE + error + tries).verdict == "running"

@@ -135,6 +135,11 @@ _ILL_STATE = Pattern(
     rb"\"(?:status|state|result|outcome)\": ?\"[^\"]*\"",
     unless=rb"(?i)\"(?:ok|success\w*|succeeded|completed?|finished|done|passed)\"$",
 )
+# Why a run may end before its last step.
+_EARLY = Pattern(
+    rb"(?i)\bearly[ _-]?stop|\bstop(?:s|ped|ping)? early|\bpatience\b|\bconverged\b"
+    rb"|\b(?:target|budget|max_steps|limit)\b.{0,30}\b(?:reached|spent|used)"
+)
 # What may be over though a bar of other work is drawn once more.
 _CLOSES_PART = Pattern(rb"(?i)\beval|\bconver|\bepoch|\bstage")
 # Its last line where it says no such thing, told only once no step is left to do.
@@ -254,7 +259,8 @@ def finished(tail: bytes) -> int:
         found = match.start()
         break
     last = last_lines(tail, 25)
-    if _closes(last) and not (redrawn and _CLOSES_PART.search(last[-1][-200:])):
+    part = redrawn and _CLOSES_PART.search(last[-1][-200:])
+    if _closes(last) and not (part or (not redrawn and _counts_further(tail))):
         found = max(found, tail.rfind(last[-1]))
     if found >= 0 and (
         log_phases.starts_after(tail, found)
@@ -392,11 +398,7 @@ def _says_it_failed(last: list[bytes]) -> bool:
 
 def _steps_are_left(tail: bytes) -> bool:
     """Whether the log is one of an end, and the last step that counts itself is not."""
-    if (step := last_step(tail)) < 0:
-        return False
-    counter = _COUNTER.search(_line(tail, step)[:400])
-    left = counter and int(counter[1] or counter[2]) < int(counter[3])
-    return bool(left) and over(tail)
+    return _counts_further(tail) and over(tail)
 
 
 def _broken(before: bytes) -> bool:
@@ -590,7 +592,16 @@ def over(tail: bytes) -> bool:
         since = max(0, step, rows(tail, 1), items(tail, 1))
         said = last_lines(tail[since:], 25)
         ended = not any(_COMPLAINS.search(one) or _NAMED.search(one) for one in said)
+        ended = ended and not _counts_further(tail)
     return ended and not saves(tail)
+
+
+def _counts_further(tail: bytes) -> bool:
+    """Whether steps are left by the last that counts itself, and none says why."""
+    if (step := last_step(tail)) < 0 or _EARLY.search(tail, step):
+        return False
+    counter = _COUNTER.search(_line(tail, step)[:400])
+    return counter is not None and int(counter[1] or counter[2]) < int(counter[3])
 
 
 def _takes_leave(line: bytes) -> bool:
@@ -717,11 +728,17 @@ def stood_s(tail: bytes) -> float | None:
     return max(0.0, after[0] - before[-1]) if before and after else None
 
 
-def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
+def failed(
+    tail: bytes,
+    since: int = 0,
+    waiting: Container[int] = (),
+    ends: Container[int] = (),
+) -> bool:
     """Whether a line from ``since`` on says that the program failed, and it stopped.
 
     Lines that begin at an offset in ``waiting`` do not count: the program waits after
-    these. Nor does what is told of a part that was started anew, if a step follows, or
+    these; it has ended at one in ``ends``, whatever steps follow, as out of a buffer.
+    Nor does what is told of a part that was started anew, if a step follows, or
     of what an actor ran for the model.
     """
     done = steps(tail)
@@ -750,7 +767,8 @@ def failed(tail: bytes, since: int = 0, waiting: Container[int] = ()) -> bool:
             if b"Exception ignored in" in _line(tail, at - 1):
                 continue
             around = tail[max(0, at - 600) : line.end()]
-            over = any(step > at for step in done[-2:-1]) or went_on(tail, at)
+            over = at not in ends and any(step > at for step in done[-2:-1])
+            over = over or went_on(tail, at)
             if _NOISE.search(around) is None and not over:
                 return True
     after = last_lines(tail[max(0, last) :].partition(b"\n")[2])
@@ -822,6 +840,11 @@ def _ran_programs(tail: bytes) -> bool:
     between = kept[kept.index(True) : -1] if True in kept else []
     turned = sum(early and not late for early, late in itertools.pairwise(between))
     return apart and turned >= SEVERAL - 1
+
+
+def complains(line: bytes) -> bool:
+    """Whether a logger wrote the line as an error."""
+    return _COMPLAINS.search(line) is not None
 
 
 def shuts_down(tail: bytes, at: int) -> bool:

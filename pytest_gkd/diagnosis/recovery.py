@@ -43,8 +43,12 @@ _OF_ANSWER = Pattern(
 # What it says just after one that it does without.
 _GOES_ON = Pattern(
     rb"(?i)" + _WITHOUT + rb"|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
-    rb"|\brecover(?:s|ed|ing)\b|[,;] using \w"
+    rb"|[,;] using \w"
     rb"|\b\w{2,20}(?:ed|ing)\b[^.;!?]{0,40}\binstead\b"
+)
+_RECOVERS = Pattern(rb"(?i)\brecover(?:s|ed|ing)\b")
+_NOT_RECOVERED = Pattern(
+    rb"\b(?:ERROR|CRITICAL|FATAL)\b|(?i:\b(?:not|cannot|never|fail\w*|unable)\b|n't\b)"
 )
 # A number that is none of a time or a release.
 _MEASURED = Pattern(rb"(?m)(?:^|[^\d.:])\d{1,9}\.\d{1,12}(?:[^\d.]|$)")
@@ -66,7 +70,11 @@ _WAITS = Pattern(
     rb"(?P<number>\d{1,4})(?: of | ?/ ?)(?P<all>\d{1,4})\b"
 )
 _TRIED_NEXT = Pattern(rb"(?i)^\W*(?:trying (?:to resume|again)|retrying|resuming)\b")
-_SLEEPS = Pattern(rb"(?i)\b(?:sleeping|backing off|retrying) (?:for |in )?[\d.]+ ?s")
+_SLEEPS = Pattern(
+    rb"(?i)[^\r\n]*\b(?:sleeping|backing off|retrying) (?:for |in )?[\d.]+ ?s"
+    rb"[^\r\n]*"
+)
+_TO_TRY = Pattern(rb"(?i)\b(?:try|tries|retry\w*|backing off|limit(?:ed)?|attempt)\b")
 # An attempt that failed, and what follows if the next one did not.
 _FAILED = Pattern(rb"(?i)\bfail|\berror|\brefused|\btimed out")
 _WELL = Pattern(rb"(?i)\b(?:saved|written|succe\w+|done|completed?|ok|recovered|end)\b")
@@ -80,8 +88,21 @@ _COMES = Pattern(rb"(?m)^\(autoscaler [^)]*\) Resized to ")
 # A launcher begins all ranks anew, or all is installed only now; a program goes on
 # from what it had saved.
 _ANEW = Pattern(rb"\bwill restart worker group\b")
+_LEAVES = Pattern(
+    rb"(?m)^E\d{4} |\bERROR\b|(?i:\btimed out\b|\bclos(?:ed|es|ing)\b|\bleft the\b)"
+)
 _INSTALLED = Pattern(rb"(?m)^Successfully installed ")
-_RESUMES = Pattern(rb"(?i)\b(?:resum(?:ed|es|ing)|restored) (?:from|at)\b")
+_RESUMES = Pattern(
+    rb"(?i)(?:\b(?:can|could|may|will|be|to) (?:be )?)?"
+    rb"\b(?:resum(?:ed|es|ing)|restored) (?:from|at)\b",
+    unless=rb"(?i)^(?:can|could|may|will|be|to) ",
+)
+# The number of a step, or the epoch where a line has no other.
+_STEP_NUMBER = Pattern(
+    rb"(?i)(?:step|iter|iteration|update|round|batch)['\"]?(?: ?[=:#]| ) ?"
+    rb"(?P<step>\d{1,9})"
+    rb"|\| (?P<done>\d{1,9})/\d|^\[(?P<own>\d{1,9})\]|'epoch': (?P<epoch>\d{1,4}\.\d+)"
+)
 # Text that was executed as code, such as a model's answer.
 _EXECUTED = re.compile(r"<(?:string|stdin|unknown)>$|(?:/var)?/tmp/tmp[^/]+/")
 _SYNTAX = re.compile(r"(?:Syntax|Indentation|Tab)Error$")
@@ -112,12 +133,7 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
         done = log_end.items(log.tail, steps, map(str.encode, raised))
         until = log.tail_at + done if done >= 0 else -1
     until = max(until, anew)
-    ends = [
-        chain[-1].at
-        for chain in log.chains
-        if _ends_program(chain)
-        and not (_is_of_tool(log, chain) or _is_of_answer(log, chain))
-    ]
+    ends = [chain[-1].at for chain in log.chains if _ends_own(log, chain)]
     last = max((end for end in ends if end < until), default=-1)
     return until if last <= anew or _begun_again(log, last) else -1
 
@@ -243,13 +259,19 @@ def _caught(log: Log, chain: exceptions.Chain) -> bool:
     if _tried_again(log, _before(log, chain), chain[-1].at):
         return True
     next_line, _, after = _after(log, chain[-1].at).partition(b"\n")
-    goes_on = _GOES_ON.search(next_line[:300]) is not None
+    goes_on = _goes_on(next_line[:300])
     return goes_on and _ends_well(next_line + after)
 
 
 def _after(log: Log, at: int) -> bytes:
     """What follows the line at a byte of the whole log."""
     return log.tail[max(0, at - log.tail_at) :].partition(b"\n")[2]
+
+
+def _goes_on(line: bytes) -> bool:
+    """Whether the program says that it does without something, or recovers from it."""
+    recovers = _RECOVERS.search(line) and not _NOT_RECOVERED.search(line)
+    return bool(_GOES_ON.search(line) or recovers)
 
 
 def _ends_well(after: bytes) -> bool:
@@ -279,7 +301,7 @@ def let_go(log: Log, chain: exceptions.Chain) -> bool:
         return True
     after = _after(log, chain[-1].at)[:1000].splitlines()[:3]
     tries = any(map(_tries, [*_before(log, chain), *after[:1]]))
-    goes_on = any(map(_GOES_ON.search, after[:1]))
+    goes_on = any(map(_goes_on, after[:1]))
     return tries or goes_on or any(map(_REFUSED.search, after))
 
 
@@ -297,16 +319,49 @@ def failed(log: Log) -> bool:
     lines = _LINE.finditer(log.tail)
     waiting.update(one.start() for one in lines if log_end.of_tool(one[0]))
     for sleeps in _SLEEPS.finditer(log.tail):  # after what the line before it says
+        after = log.tail[sleeps.end() :]
+        if not (_TO_TRY.search(sleeps[0]) or _TO_TRY.search(after) or _steps(after)):
+            continue
         end = max(0, log.tail.rfind(b"\n", 0, sleeps.start()))
         waiting.add(log.tail.rfind(b"\n", 0, end) + 1)
     ends_none = (_caught, _is_of_tool, _is_of_answer, _refused, _ignored)
     for chain in log.chains:
         again = _raised(chain) in known and not _ends_program(chain)
+        again = again and not _is_complained_of(log, chain)
         if again or any(told(log, chain) for told in ends_none):
             start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
             lines = _LINE.finditer(log.tail, max(0, start), max(0, end))
             waiting.update(one.start() for one in lines)
-    return log_end.failed(log.tail, until - log.tail_at, waiting)
+    return log_end.failed(log.tail, until - log.tail_at, waiting, _ends(log))
+
+
+def _ends(log: Log) -> set[int]:
+    """Where in its tail the lines begin of what ended the program for good."""
+    anew = _begun_anew(log)
+    starts: set[int] = set()
+    for chain in log.chains:
+        if (
+            _ends_own(log, chain)
+            and chain[-1].at >= anew
+            and not _begun_again(log, chain[-1].at)
+        ):
+            start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
+            lines = _LINE.finditer(log.tail, max(0, start), max(0, end))
+            starts.update(line.start() for line in lines)
+    return starts
+
+
+def _is_complained_of(log: Log, chain: exceptions.Chain) -> bool:
+    """Whether an error's line follows the exceptions, and no step."""
+    after = _after(log, chain[-1].at)
+    return not _steps(after) and any(
+        log_end.complains(line) and not _HANDLED.search(line)
+        for line in after.splitlines()
+    )
+
+
+def _steps(text: bytes) -> bool:
+    return max(log_end.last_step(text), log_end.rows(text), _counted(text, 1)) >= 0
 
 
 def _handled(log: Log, hit: Hit) -> bool:
@@ -319,7 +374,7 @@ def _handled(log: Log, hit: Hit) -> bool:
         _after(log, hit.order).partition(b"\n")[0][:300],
     )
     same = prefixes.split(next_line)[0] == prefixes.split(said)[0]
-    return bool(_HANDLED.search(said) or (same and _GOES_ON.search(next_line)))
+    return bool(_HANDLED.search(said) or (same and _goes_on(next_line)))
 
 
 def _in_attempt(log: Log, hit: Hit) -> bool:
@@ -402,7 +457,7 @@ def _known_to_go_on(log: Log, hit: Hit, known: set[bytes]) -> bool:
     outside = outside and hit.cause != "cuda.oom"
     after = _after(log, hit.order)
     works = _MEASURED.search(after) is not None or log_end.ends_well(log.tail)
-    goes_on = _GOES_ON.search(said) is not None and works
+    goes_on = _goes_on(said) and works
     survived = _words(said) in known and not outside and (works or not after.strip())
     if at < 0 or not alone or not (goes_on or survived):
         return False
@@ -495,6 +550,14 @@ def _ends_program(chain: exceptions.Chain) -> bool:
     return bool(frames) and frames[0].function == "<module>"
 
 
+def _ends_own(log: Log, chain: exceptions.Chain) -> bool:
+    """Whether nobody caught it, and no tool, answer or quotation holds it."""
+    of_other = _is_of_tool(log, chain) or _is_of_answer(log, chain)
+    executed = _is_executed(chain) and chain is not log.chains[-1]
+    quoted = any(line.strip() == b"```" for line in _before(log, chain))
+    return _ends_program(chain) and not (of_other or executed or quoted)
+
+
 def _starved(log: Log) -> bool:
     """Whether the program ended because it had waited in vain."""
     last = log.chains[-1] if log.chains else ()
@@ -503,7 +566,11 @@ def _starved(log: Log) -> bool:
 
 def _begun_anew(log: Log) -> int:
     """The byte where all is begun anew, or after its installation, if more is said."""
-    at = max(_ANEW.last(log.tail), _installed(log))
+    anew, at = _ANEW.last(log.tail), _installed(log)
+    after = log.tail[max(0, anew) :].partition(b"\n")[2]
+    starts = _steps(after) or _opens(log, log.tail_at + anew)
+    if anew > at and (starts or not _LEAVES.search(after)):
+        at = anew
     after = log.tail[max(0, at) :].partition(b"\n")[2]
     return log.tail_at + at if at >= 0 and after.strip() else -1
 
@@ -523,11 +590,46 @@ def _begun_again(log: Log, at: int) -> bool:
     What it says of a resumption before its steps may come late, out of a buffer.
     """
     since = max(0, at - log.tail_at)
-    begun = log_phases.STEP.search(log.tail[:since]) is not None
-    if begun and _RESUMES.search(log.tail, since):
-        return True
+    resumes = _RESUMES.search(log.tail, since)
+    told = log.tail[resumes.start() :][:400].partition(b"\n")[0] if resumes else b""
+    return bool(told and _counts_anew(log.tail, since, told)) or _opens(log, at)
+
+
+def _counts_anew(tail: bytes, since: int, resumes: bytes) -> bool:
+    """Whether a step is made again, or the next after one that a line names.
+
+    The first step from ``since`` on; buffered ones go on where the last had ended.
+    """
+    places = log_end.steps(tail)
+    early = [at for at in places if at < since][-1:]
+    late = [at for at in places if at >= since][:1]
+    lines = (_line_at(tail, at) for at in [*early, *late])
+    found = [one for line in lines if (one := _STEP_NUMBER.search(line))]
+    if len(found) < 2:
+        return False
+    before, after = (one.groupdict() for one in found)
+    saved = {float(number) for number in _DIGITS.findall(resumes)}
+    return any(
+        number is not None
+        and (float(number) <= float(before[name] or -1) or float(number) - 1 in saved)
+        for name, number in after.items()
+    )
+
+
+def _line_at(text: bytes, at: int) -> bytes:
+    return text[text.rfind(b"\n", 0, at) + 1 :][:400].partition(b"\n")[0]
+
+
+def _opens(log: Log, at: int) -> bool:
+    """Whether the lines with which the program began appear again after this byte."""
+    since = len(log.tail) - len(_after(log, at))
     begin = itertools.islice(_LINE.finditer(log.head[:at]), FIRST_LINES)
-    first = {_said(one[0]) for one in begin}
+    spans = [(chain[0].start, chain[-1].at) for chain in log.chains]
+    first = {
+        _said(one[0])
+        for one in begin
+        if not any(start <= one.start() <= end for start, end in spans)
+    }
     again = (_said(one[0]) for one in _LINE.finditer(log.tail, since))
     return any(words in first for words in again if len(words) > 12)
 
