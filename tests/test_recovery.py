@@ -976,11 +976,6 @@ def test_what_is_asked_of_a_cluster_is_there_once_it_has_grown() -> None:
     assert verdict_at("12:00:02", START + grown + waits) == "hung"
 
 
-def test_a_disk_that_is_still_tried_is_waited_for() -> None:
-    waits = "nfs: server 10.0.0.200 not responding, still trying\n"
-    assert verdict_at("16:00:00", START + steps(1, 4) + waits) == "hung"
-
-
 def test_programs_of_answers_end_none_though_one_is_the_last_word() -> None:
     def item(n: int, raised: str) -> str:
         return f"eval {n}/164: fail\n{START_OF_ALL}{raised}\n"

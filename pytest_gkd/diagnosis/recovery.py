@@ -63,7 +63,7 @@ _RAY_RETRIES = Pattern(
 )
 # What it says about one after which it waits, and about the last attempt.
 _WAITS = Pattern(
-    rb"(?i)\b(?:waiting (?:for|until|on)|still (?:trying|waiting))\b"
+    rb"(?i)\b(?:waiting (?:for|until|on)|still (?:waiting|trying to))\b"
     rb"|\bwill (?:be )?retr(?:y|ied)\b"
     rb"|\b(?:retry(?:ing)?|try(?:ing)? again)\b.{0,40}\b(?:in|after) [\d.]"
     rb"|\b(?:attempt|try|retry(?:ing)?) [#(]?"
