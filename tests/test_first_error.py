@@ -115,6 +115,13 @@ def test_what_the_program_let_go_comes_last(handled: str) -> None:
     assert not any("StarError" in one.text for one in judged(handled, MOON).telling)
 
 
+def test_a_number_is_nothing_that_is_used_instead() -> None:
+    (found,) = first_error.of([log_of(STAR, "pool exhausted, using 78 of 79 slots\n")])
+    assert not found.let_go
+    (found,) = first_error.of([log_of(STAR, "no pool, using the disk\n")])
+    assert found.let_go
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -236,6 +243,10 @@ def test_places_stand_below_the_line_that_they_belong_to() -> None:
     text = render.log_text(judged("starts\n", MOON)).splitlines()
     assert text[1] == "  x.log:9  MoonError: no moon tonight"
     assert text[4] == "    /job/run.py:20 in main: trainer.fit()"
+    core = "".join(f"(EngineCore_DP0 pid=7) {line}\n" for line in MOON.splitlines())
+    died = "(APIServer pid=1) ERROR EngineCore encountered an issue. See stack trace\n"
+    saw = " ".join(render.log_text(judged(core, died)).split())
+    assert saw.count("x.log") == 2  # one for the error, with its places, and the end
 
 
 def test_what_an_error_says_is_escaped() -> None:

@@ -34,7 +34,6 @@ _SAYS_SO = re.compile(
     r")\b"
 )
 _RAY = re.compile(r"^ray\.exceptions\.|\bray::")
-_OF_ENGINE = re.compile(r"[/\\](?:vllm|vllm_ascend|sglang)[/\\]")
 # How many of its frames tell an error from others.
 INNERMOST = 2
 MOST_PATH = 80
@@ -62,6 +61,12 @@ class FirstError:
             place = f"{file}:{frame.line} in {frame.function}"
             text = f"{place}: {frame.code}" if frame.code else place
             yield EvidenceLine(source, None, shown(text.encode()))
+
+    @property
+    def time_s(self) -> float | None:
+        """When it was raised, in seconds of its log's clock; None if nothing tells."""
+        log = self.log
+        return clocks.of(log.tail).at(max(0, self.chain[0].start - log.tail_at))
 
     @property
     def message(self) -> str:
@@ -94,11 +99,11 @@ class FirstError:
     @property
     def of_worker(self) -> bool:
         """Whether a worker or an engine raised it, as far as it shows; not a driver."""
-        every = (frame.file for one in self.chain for frame in one.frames)
+        every = (frame for one in self.chain for frame in one.frames)
         return bool(
             self.raised.process
             or any(_RAY.search(f"{one.type} {one.message}") for one in self.chain)
-            or any(map(_OF_ENGINE.search, every))
+            or any(map(frames.is_of_engine, every))
         )
 
     def places(self) -> list[Frame]:
@@ -128,18 +133,12 @@ def of(logs: Sequence[Log]) -> list[FirstError]:
     all others; what says the same as an earlier one is left out. Those of several logs
     are in the order of their times, if all have one.
     """
-    every, times = list[FirstError](), list[float | None]()
-    for log, shift_s in zip(logs, standing.zones(logs), strict=True):
-        for chain in _not_outlived(log):
-            own = (FirstError(log, chain, one) for one in chain)
-            first = min(filter(_is_whole, own), key=_follows, default=None)
-            if first is not None:
-                at = clocks.of(log.tail).at(max(0, chain[0].start - log.tail_at))
-                every.append(first)
-                times.append(None if at is None else at + shift_s)
-    if len(logs) > 1 and None not in times:
-        order = sorted(range(len(every)), key=lambda n: times[n] or 0.0)
-        every = [every[n] for n in order]
+    every = [one for log in logs for one in _first_of_each(log)]
+    if len(logs) > 1:
+        shifts_s = standing.shifts_s(logs)
+        times = [one.time_s for one in every]
+        if None not in times:
+            every.sort(key=lambda one: (one.time_s or 0) + shifts_s[one.log.number])
     found = dict[str, FirstError]()
     for one in sorted(every, key=_follows):
         found.setdefault(one.says, one)
@@ -169,6 +168,13 @@ def behind(
         and (log.number, chain[0].process) not in saw
     )
     return next((one for one in every if _is_whole(one) and one.is_first), None)
+
+
+def _first_of_each(log: Log) -> Iterator[FirstError]:
+    """Of each of the log's chains that the run did not outlive the first, if any."""
+    for chain in _not_outlived(log):
+        whole = filter(_is_whole, (FirstError(log, chain, one) for one in chain))
+        yield from sorted(whole, key=_follows)[:1]
 
 
 def _not_outlived(log: Log) -> Iterator[Chain]:

@@ -25,7 +25,7 @@ _OF_ENGINE = re.compile(
     r"/sglang/srt/(?!entrypoints)|/vllm/v1/(?:engine|worker|executor)/"
 )
 # An engine checks its own settings as it starts.
-_ENGINES_OWN = re.compile(r"/(?:vllm|sglang)/")
+_ENGINES_OWN = re.compile(r"/(?:vllm|vllm_ascend|sglang)/")
 _ANSWERS = re.compile(
     r"generate|request|validate|execute_model|sampl|schedul(?!er_process)|event_loop|_step$|^step"
 )
@@ -163,6 +163,11 @@ def is_own(frame: Frame) -> bool:
     return not (_LIBRARY.search(frame.path) or _CALLER.search(frame.path))
 
 
+def is_of_engine(frame: Frame) -> bool:
+    """Whether a frame lies in the code of an engine for rollouts."""
+    return _ENGINES_OWN.search(frame.path) is not None
+
+
 def in_library(raised: Raised) -> bool:
     """Whether a library's code raised it, as far as its frames tell."""
     files = [frame.path for frame in raised.frames if not _CALLER.search(frame.path)]
@@ -213,9 +218,7 @@ def _by_table(chain: Chain, role: str, last: str, possible: tuple[str, ...]) -> 
             phase = log_phases.raised_in(f"{PurePosixPath(frame.path).name}:{name}")
             if name == _WAKES and any(map(_syncs, one.frames)):
                 phase = "weight-sync"
-            if phase not in possible or (
-                phase == "config" and _ENGINES_OWN.search(frame.path)
-            ):
+            if phase not in possible or (phase == "config" and is_of_engine(frame)):
                 continue
             if phase in log_phases.STARTS and any(map(_of_teacher, one.frames)):
                 return "teacher-init" if phase in _LOADS else phase

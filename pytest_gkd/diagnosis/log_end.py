@@ -74,6 +74,8 @@ _DEAD = Pattern(
 _STOPS = Pattern(
     rb"^.{0,60}\bERROR\b.{0,250}\b(?:stopping|aborting|giving up|exiting)\W*$"
 )
+# What Python prints before an exception that it cannot raise, as a destructor's.
+IGNORED = b"Exception ignored in"
 # An attempt that was the last, told in the last lines.
 _GAVE_UP = Pattern(
     rb"(?i)^.*(?:\b(?:fail\w*|errors?|refused|timed out)\b.{0,200}|\bERROR:? \W*)"
@@ -600,7 +602,7 @@ def _counts_further(tail: bytes) -> bool:
     """Whether steps are left by the last that counts itself, and none says why."""
     if (step := last_step(tail)) < 0 or _EARLY.search(tail, step):
         return False
-    counter = _COUNTER.search(_line(tail, step)[:400])
+    counter = _COUNTER.search(line_at(tail, step)[:400])
     return counter is not None and int(counter[1] or counter[2]) < int(counter[3])
 
 
@@ -619,7 +621,7 @@ def stuck(tail: bytes) -> bytes:
     """The line that proves that nothing moves any more; empty if there is none."""
     worked = max(0, _last_work(tail), last_step(tail), rows(tail))
     last = log_phases.last_mark(tail)
-    line = _line(tail, last)  # what waits may still be asked, and say that it is idle
+    line = line_at(tail, last)  # what waits may still be asked, and say that it is idle
     idle = b"eceived request" in line or b" throughput: 0.0 tokens/s, R" in line
     idle = idle or log_phases.IDLE.search(line) is not None
     since = worked if idle else max(worked, last)
@@ -630,7 +632,7 @@ def stuck(tail: bytes) -> bytes:
     ):
         found = [match.start() for match in mark.finditer(tail, start)]
         if len(found) >= count:
-            return _line(tail, found[-1])
+            return line_at(tail, found[-1])
     silent = _silence_s(tail)
     return last_lines(tail, 1)[0] if silent >= SILENCE_S else b""
 
@@ -679,7 +681,8 @@ def _times(tail: bytes, places: list[int]) -> list[float]:
     return [time for place in places if (time := clock.at(place)) is not None]
 
 
-def _line(text: bytes, at: int) -> bytes:
+def line_at(text: bytes, at: int) -> bytes:
+    """The line that holds a byte, without the blanks around it."""
     start = max(text.rfind(b"\n", 0, at), text.rfind(b"\r", 0, at)) + 1
     end = text.find(b"\n", at)
     return text[start : len(text) if end < 0 else end].strip()
@@ -762,9 +765,9 @@ def failed(
             ):
                 continue
             anew = _STARTED_ANEW.search(said[:300]) and _PART.search(said[:300])
-            if at < last and (anew or _of_another(whole, _line(tail, last))):
+            if at < last and (anew or _of_another(whole, line_at(tail, last))):
                 continue
-            if b"Exception ignored in" in _line(tail, at - 1):
+            if IGNORED in line_at(tail, at - 1):
                 continue
             around = tail[max(0, at - 600) : line.end()]
             over = at not in ends and any(step > at for step in done[-2:-1])
@@ -812,7 +815,8 @@ def _is_one(part: Match | None, tail: bytes) -> bool:
 
 def _is_known_end(tail: bytes, at: int) -> bool:
     """Whether a process's status is told as one before, or a step follows it."""
-    told = _STATUS_OF.search(tail, at, tail.find(b"\n", at) % (len(tail) + 1))
+    end = tail.find(b"\n", at)
+    told = _STATUS_OF.search(tail, at, end if end >= 0 else len(tail))
     if told is None:
         return False
     forms = [

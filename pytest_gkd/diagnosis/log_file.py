@@ -139,12 +139,11 @@ class Log:
 
     def place_at(self, at: int) -> tuple[str, int | None]:
         """The file and number of the line that holds a byte, None if it is not kept."""
-        if at >= self.tail_at:
-            after = self.tail.count(b"\n", at - self.tail_at)
-            return self.place(self.lines + 1 - after)
-        if at < len(self.head):
-            return self.place(1 + self.head.count(b"\n", 0, at))
-        return self.name, None
+        head = len(self.edges) - len(self.tail)
+        if head <= at < self.tail_at:
+            return self.name, None
+        at -= self.tail_at - head if at >= self.tail_at else 0
+        return self.place(self.line_at(at, self.edges))
 
     def line_at(self, at: int, text: bytes) -> int:
         """The number of the line that holds a byte of ``edges``, passed as ``text``."""

@@ -142,9 +142,10 @@ def _verdict(
         if seen_only and (first := first_error.behind(strong[0], found, logs)):
             phase = frames.phase_of(first.chain, phase) or phase
             return _unknown(logs, phase, last, found[:1], catalogue, first)
-        consequence = "*" in catalogue[strong[0].cause].consequence_of
+        if "*" not in catalogue[strong[0].cause].consequence_of:
+            return LogReport("failed", phase, causes, last=last)
         own = [one for one in first_error.of(logs) if one.of_worker and one.is_first]
-        if not (consequence and own):
+        if not own:
             return LogReport("failed", phase, causes, last=last)
         causes = (_brought_about(causes[0], own[0]), *causes[1:])
         alike = nearest(own[0].words(), catalogue, phase)
@@ -226,8 +227,7 @@ def _of(logs: list[Log], processes: list[standing.Process]) -> list[Log]:
 
 def _in_one_clock(logs: list[Log], hits: list[Hit]) -> list[Hit]:
     """The hits with their times converted to the first log's clock."""
-    numbers = (log.number for log in logs)
-    shifts_s = dict(zip(numbers, standing.zones(logs), strict=True))
+    shifts_s = standing.shifts_s(logs)
     return [
         hit
         if hit.time_s is None

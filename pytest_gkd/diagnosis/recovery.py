@@ -43,7 +43,7 @@ _OF_ANSWER = Pattern(
 # What it says just after one that it does without.
 _GOES_ON = Pattern(
     rb"(?i)" + _WITHOUT + rb"|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
-    rb"|[,;] using \w"
+    rb"|[,;] using [A-Za-z]"
     rb"|\b\w{2,20}(?:ed|ing)\b[^.;!?]{0,40}\binstead\b"
 )
 _RECOVERS = Pattern(rb"(?i)\brecover(?:s|ed|ing)\b")
@@ -52,8 +52,6 @@ _NOT_RECOVERED = Pattern(
 )
 # A number that is none of a time or a release.
 _MEASURED = Pattern(rb"(?m)(?:^|[^\d.:])\d{1,9}\.\d{1,12}(?:[^\d.]|$)")
-# What Python prints before an exception that it cannot raise, as a destructor's.
-_IGNORED = b"Exception ignored in"
 # A request that was refused.
 _REFUSED = Pattern(rb"\"POST [^\"\r\n]* HTTP/1\.\d\" (?:4\d\d|503)\b")
 # Ray starts a worker anew, and gives it the task again.
@@ -329,9 +327,7 @@ def failed(log: Log) -> bool:
         again = _raised(chain) in known and not _ends_program(chain)
         again = again and not _is_complained_of(log, chain)
         if again or any(told(log, chain) for told in ends_none):
-            start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
-            lines = _LINE.finditer(log.tail, max(0, start), max(0, end))
-            waiting.update(one.start() for one in lines)
+            waiting.update(_lines_of(log, chain))
     return log_end.failed(log.tail, until - log.tail_at, waiting, _ends(log))
 
 
@@ -345,10 +341,15 @@ def _ends(log: Log) -> set[int]:
             and chain[-1].at >= anew
             and not _begun_again(log, chain[-1].at)
         ):
-            start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
-            lines = _LINE.finditer(log.tail, max(0, start), max(0, end))
-            starts.update(line.start() for line in lines)
+            starts.update(_lines_of(log, chain))
     return starts
+
+
+def _lines_of(log: Log, chain: exceptions.Chain) -> Iterator[int]:
+    """Where in the tail the lines of chained exceptions begin."""
+    start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at + 1))
+    lines = _LINE.finditer(log.tail, max(0, start), max(0, end))
+    return (line.start() for line in lines)
 
 
 def _is_complained_of(log: Log, chain: exceptions.Chain) -> bool:
@@ -482,7 +483,9 @@ def _ignored(log: Log, chain: exceptions.Chain) -> bool:
     end = max(0, log.tail.find(b"\n", start))  # of its first line, or the one before
     lines = log.tail[max(0, start - 2000) : end].splitlines()[-2:]
     process = chain[-1].process.encode()
-    return any(_IGNORED in one and prefixes.split(one)[0] == process for one in lines)
+    return any(
+        log_end.IGNORED in one and prefixes.split(one)[0] == process for one in lines
+    )
 
 
 def _of_answer(log: Log, hit: Hit) -> bool:
@@ -603,7 +606,7 @@ def _counts_anew(tail: bytes, since: int, resumes: bytes) -> bool:
     places = log_end.steps(tail)
     early = [at for at in places if at < since][-1:]
     late = [at for at in places if at >= since][:1]
-    lines = (_line_at(tail, at) for at in [*early, *late])
+    lines = (log_end.line_at(tail, at)[:400] for at in [*early, *late])
     found = [one for line in lines if (one := _STEP_NUMBER.search(line))]
     if len(found) < 2:
         return False
@@ -614,10 +617,6 @@ def _counts_anew(tail: bytes, since: int, resumes: bytes) -> bool:
         and (float(number) <= float(before[name] or -1) or float(number) - 1 in saved)
         for name, number in after.items()
     )
-
-
-def _line_at(text: bytes, at: int) -> bytes:
-    return text[text.rfind(b"\n", 0, at) + 1 :][:400].partition(b"\n")[0]
 
 
 def _opens(log: Log, at: int) -> bool:

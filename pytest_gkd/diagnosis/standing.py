@@ -172,6 +172,11 @@ def zones(logs: Sequence[Log]) -> list[float]:
     return found
 
 
+def shifts_s(logs: Sequence[Log]) -> dict[int, float]:
+    """The same by the logs' numbers."""
+    return {log.number: s for log, s in zip(logs, zones(logs), strict=True)}
+
+
 def _marks(log: Log) -> dict[int, float]:
     """When the log begins, as step -1, and when it reports each step, in seconds."""
     head = next(stamps(log.head[:LOOKED_AT]), None)

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 from pytest_gkd.diagnosis.metrics import impossible, learning, numerics, resources
 from pytest_gkd.diagnosis.metrics.capacity import Capacity
-from pytest_gkd.diagnosis.metrics.judging import NumberFinding, Run, ends, is_clock
+from pytest_gkd.diagnosis.metrics.judging import NumberFinding, Run, ends
 from pytest_gkd.diagnosis.metrics.roles import is_listed, role
-from pytest_gkd.diagnosis.metrics.series import Series
+from pytest_gkd.diagnosis.metrics.series import Series, is_clock
 
 # What each brings about.
 _FOLLOWS = {"train.diverged": "vllm.wrong-output", "train.no-grad": "train.nan"}
@@ -43,12 +43,9 @@ def find(
     # What a name seems to say, by its words, proves nothing; a loss that is none does.
     # Nor does a part of the loss that rises while another falls, as the whole may.
     falling = {one.name for one in run.of("loss") if _falls(one)}
-    seen = [
-        replace(one, certain=False)
-        if not (_is_nan(one) or is_listed(one.metric)) or _in_part(one, falling)
-        else one
-        for one in seen
-    ]
+    for at, one in enumerate(seen):
+        proves = (_is_nan(one) or is_listed(one.metric)) and not _in_part(one, falling)
+        seen[at] = replace(one, certain=one.certain and proves)
     first: dict[str, NumberFinding] = {}
     for one in sorted(seen, key=lambda one: (not one.certain, one.line, one.metric)):
         first.setdefault(one.cause, one)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -257,18 +256,6 @@ def ends(series: Series) -> tuple[float, float] | None:
         return None
     part = max(3, len(values) // 8)
     return robust.median(values[:part]), robust.median(values[-part:])
-
-
-def is_clock(series: Series) -> bool:
-    """Whether what is called a time tells how long the run takes so far.
-
-    It only grows, each time by about as much as the first steps took.
-    """
-    values = series.values
-    if role(series.name) not in {"step time", "part of the step"} or len(values) < 3:
-        return False
-    passed = [late - early for early, late in itertools.pairwise(values)]
-    return min(passed) >= 0 and robust.median(passed) > 0.2 * abs(values[0])
 
 
 def window(series: Series) -> int:

@@ -63,9 +63,7 @@ _CHANGES = ("entropy", "response length", "KL")
 )
 def _not_finite(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: not math.isfinite(value))
-    lasting = (
-        2 if "loss" in role(series.name).split()[-1:] else 3
-    )  # as the scale is found
+    lasting = 2 if role(series.name).endswith("loss") else 3  # as the scale is found
     if len(series) - at >= min(lasting, len(series)):
         before = series.finite()
         usual = (
@@ -93,8 +91,8 @@ def _no_gradient(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: abs(value) < 1e-9)
     part = any(abs(values[-1]) > 1e-9 for values in run.gradients)
     if len(series) - at >= 5 and not run.solved(series.steps[at]):
-        frozen = "is 0 from here on"
-        yield found(series, at, "train.no-grad", frozen, certain=not part)
+        text = "is 0 from here on"
+        yield found(series, at, "train.no-grad", text, certain=not part)
 
 
 @JUDGES.of("loss", "gradient norm")
@@ -474,10 +472,9 @@ def _clipped(
     series: Series, run: Run, first: float, last: float
 ) -> Iterator[NumberFinding]:
     if first < 0.3 and last > 0.5:
+        at = since(series, above(0.4))
         text = f"from {first:.4g} to {last:.4g} of the updates are clipped"
-        yield found(
-            *(series, since(series, above(0.4)), "train.diverged", text), certain=False
-        )
+        yield found(series, at, "train.diverged", text, certain=False)
 
 
 @JUDGES.of("validation score")

@@ -24,6 +24,7 @@ _ROLES = tuple(
         ("part of the step", r"^(?:timing_s|timing|time|timeperf)/"),
         ("learning rate", r"(?:^|[/_])(?:lr|learning_rate|lr-pg_\d+)$"),
         ("loss scale", r"loss_scale"),
+        ("skipped steps", r"^skipped$|^number_of_skipped_iterations$"),
         ("gradient norm", r"grad(?:ient)?[_.]*norm|^norm$"),
         ("groups of equal reward", r"frac_reward_zero_std"),
         ("explained variance", r"explained_var"),
@@ -245,7 +246,7 @@ def role(name: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def is_listed(name: str) -> bool:
     """Whether its role is told by a framework's own name, not by the words of it."""
-    return _listed(_plain(name)) != "" or role(name) == "skipped steps"
+    return _listed(_plain(name)) != ""
 
 
 def _plain(name: str) -> str:

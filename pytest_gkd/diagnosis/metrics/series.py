@@ -18,8 +18,6 @@ MOST_NAMES = 1000
 MOST_POINTS = 20_000
 # This many steps show that a run goes on.
 GOES_ON = 5
-# Times that grow so many times in succession are a clock's.
-FEW_GROW = 6
 # At most this many points per series are shown, and this many series.
 SHOWN = 60
 MOST_SHOWN = 40
@@ -324,7 +322,7 @@ class Collector:
         """Median seconds of the last steps; None if no metric tells."""
         for one in self.series():
             last = one.finite().values[-20:]
-            if last and role(one.name) == "step time" and not _only_grows(last):
+            if last and role(one.name) == "step time" and not is_clock(one):
                 pace = statistics.median(last)
                 return pace if math.isfinite(pace) else None
         return None
@@ -369,10 +367,16 @@ class Collector:
         return sorted(self._series.values(), key=len, reverse=True)
 
 
-def _only_grows(values: list[float]) -> bool:
-    """Whether it is a clock rather than what each step takes."""
-    pairs = itertools.pairwise(values)
-    return len(values) >= FEW_GROW and all(early < late for early, late in pairs)
+def is_clock(series: Series) -> bool:
+    """Whether what is called a time tells how long the run takes so far.
+
+    It only grows, each time by about as much as the first steps took.
+    """
+    values = series.values
+    if role(series.name) not in {"step time", "part of the step"} or len(values) < 3:
+        return False
+    passed = [late - early for early, late in itertools.pairwise(values)]
+    return min(passed) >= 0 and statistics.median(passed) > 0.2 * abs(values[0])
 
 
 def _of_a_step(name: str) -> bool:
