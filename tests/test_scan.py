@@ -6,9 +6,10 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
+from ahocorasick_rs import BytesAhoCorasick
 
 from pytest_gkd.diagnosis import catalogue, scan
 
@@ -126,3 +127,31 @@ def test_the_line_of_each_find_is_told_from_the_start_and_from_the_end() -> None
     found = {hit.line or 0: hit.text for hit in scanner.hits}
     assert min(found) < 100 < 39_000 < max(found)
     assert all(text.startswith(f"{line} ") for line, text in found.items())
+
+
+def test_a_large_log_is_searched_with_one_automaton_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alive, most = 0, 0
+
+    class Counted:
+        def __init__(self, texts: Any, **how: Any) -> None:
+            nonlocal alive, most
+            self.real = BytesAhoCorasick(texts, **how)
+            alive += 1
+            most = max(most, alive)
+
+        def find_matches_as_indexes(self, *args: Any, **how: Any) -> Any:
+            return self.real.find_matches_as_indexes(*args, **how)
+
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    monkeypatch.setattr(scan, "REBUILD_BYTES", 1 << 10)
+    scanner = scan.Scanner(SIGNATURES, "a.log")
+    monkeypatch.setattr(scan, "BytesAhoCorasick", Counted)
+    for _ in range(200):
+        scanner.feed(b"a line of work\n" * 70)
+    scanner.finish()
+    assert (most, scanner.lines) == (1, 14_000)

@@ -182,7 +182,9 @@ class Scanner:
         self._pass_on(text, end if len(text) - end <= LONG else len(text) - WINDOW)
         if self._offset >= self._rebuild_at:
             self._rebuild_at *= 4
+            self._drain()  # what is being searched holds the automaton
             self._texts = tuple(dict.fromkeys((*self._open, *self._watched)))
+            del self._automaton  # a second one beside it takes 40 MiB
             self._automaton = BytesAhoCorasick(
                 self._texts, implementation=Implementation.DFA
             )
@@ -194,8 +196,7 @@ class Scanner:
         are no longer searched for are searched for there, backwards.
         """
         self._pass_on(self._kept, len(self._kept), last=True)
-        while self._ahead:
-            self._advance(self._ahead.popleft())
+        self._drain()
         self._finder.shutdown()
         self.lines = self._line - 1 + self._kept.count(b"\n")
         self._line = 1 + self.lines - tail.count(b"\n")
@@ -220,6 +221,10 @@ class Scanner:
         self._new = end - part.keep
         self._ahead.append(part)
         if len(self._ahead) > THREADS:
+            self._advance(self._ahead.popleft())
+
+    def _drain(self) -> None:
+        while self._ahead:
             self._advance(self._ahead.popleft())
 
     def _advance(self, part: _Part) -> None:
