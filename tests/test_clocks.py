@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gkd.diagnosis import clocks, log_end, silence
+from pytest_gkd.diagnosis import clocks, silence, work_signs
 
 DAY = clocks.DAY_S
 NOVEMBER_21 = 325 * DAY
@@ -121,5 +121,5 @@ def test_every_clock_tells_how_long_a_log_is_silent(
 
 
 def test_every_clock_tells_the_pace() -> None:
-    assert log_end.pace_s(AM_PM) == 60
-    assert log_end.pace_s(BARE) == 60
+    assert work_signs.pace_s(AM_PM) == 60
+    assert work_signs.pace_s(BARE) == 60

@@ -22,9 +22,11 @@ CATALOGUE = catalogue.load()
 READERS = (
     "diagnosis/scan",
     "diagnosis/log_phases",
+    "diagnosis/failure_lines",
     "diagnosis/log_end",
     "diagnosis/logs",
     "diagnosis/log_file",
+    "diagnosis/work_signs",
     "processes/stacks",
     "run/findings",
 )

@@ -22,6 +22,7 @@ from pytest_gkd.diagnosis import (
     silence,
     stack_dump,
     standing,
+    work_signs,
 )
 from pytest_gkd.diagnosis.catalogue import (
     Catalogue,
@@ -241,12 +242,12 @@ def _progress(logs: list[Log]) -> Progress:
     log = _farthest(logs)
     times = [*_CLOCK.finditer(log.tail)]
     step, total = log.metrics.last_step, log.metrics.total
-    if done := log_end.steps_done(log.tail):
+    if done := work_signs.steps_done(log.tail):
         step = total = done
     return Progress(
         step,
         total if total and total >= (step or 0) else None,
-        log.metrics.pace_s or log_end.pace_s(log.tail),
+        log.metrics.pace_s or work_signs.pace_s(log.tail),
         clocks.of(log.tail).written(len(log.tail))
         or (times[-1][b"time"].decode() if times else ""),
     )
@@ -259,8 +260,8 @@ def _farthest(logs: list[Log]) -> Log:
 def _moves(log: Log) -> bool:
     """Whether the program works, rests or has just made a step where its log ends."""
     rests = log_end.works(log.tail) or log_end.at_rest(log.tail)
-    rests = rests or log_end.ends_in_items(log.tail)
-    made_steps = len(log_end.steps(log.tail)) > 1 or log.metrics.works
+    rests = rests or work_signs.ends_in_items(log.tail)
+    made_steps = len(work_signs.steps(log.tail)) > 1 or log.metrics.works
     made_steps = made_steps or recovery.steps_from(log) >= 0
     last = log_phases.last_phase(log.edges, log.last_step_at)
     return rests or made_steps or last == "after-step"
@@ -268,7 +269,7 @@ def _moves(log: Log) -> bool:
 
 def _all_steps_done(log: Log) -> bool:
     """Whether it ends with the last of its steps: a silent end, or what comes after."""
-    return log_end.saves(log.tail) or log_end.steps_done(log.tail) > 0
+    return log_end.saves(log.tail) or work_signs.steps_done(log.tail) > 0
 
 
 def _stopped(log: Log) -> bool:
@@ -286,7 +287,7 @@ def _stood_still(log: Log) -> bool:
         return bool(log_end.stuck(before))
     stood_s = log_end.stood_s(log.tail)
     if stood_s is None:
-        return not (len(log_end.steps(before)) > 1 or log.metrics.works)
+        return not (len(work_signs.steps(before)) > 1 or log.metrics.works)
     return stood_s > silence.usual_s(before, log.steps_from)
 
 
@@ -431,7 +432,7 @@ def _last_phase(log: Log) -> str:
 
 def _stacked(log: Log, last: str) -> str:
     """The phase of the stack that is shown after the last sign of life, if any."""
-    since = max(0, log_end.last_work(log.tail))
+    since = max(0, work_signs.last_work(log.tail))
     first = log_phases.STACKS.search(log.tail, since)
     if first is None:
         return ""
@@ -505,7 +506,7 @@ def _raised_in(log: Log, at: int, process: str = "", last: str = "") -> str:
 
 def _last(logs: list[Log]) -> EvidenceLine | None:
     for log in logs:
-        lines = log_end.last_lines(log.tail, 1)
+        lines = work_signs.last_lines(log.tail, 1)
         if lines:
             name, line = log.place(log.lines)
             return EvidenceLine(name, line or None, shown(lines[-1]))

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pytest_gkd.diagnosis import exceptions, log_end, log_phases, prefixes
-from pytest_gkd.diagnosis.log_end import SEVERAL
+from pytest_gkd.diagnosis import (
+    exceptions,
+    failure_lines,
+    log_end,
+    log_phases,
+    prefixes,
+    work_signs,
+)
 from pytest_gkd.diagnosis.log_file import Log
 from pytest_gkd.diagnosis.patterns import Match, Pattern
 from pytest_gkd.diagnosis.scan import Hit
+from pytest_gkd.diagnosis.work_signs import SEVERAL
 
 # How many lines at the start of a log are those with which its program begins.
 FIRST_LINES = 20
 
 _LINE = Pattern(rb"[^\r\n]+")
-# A step's number, in forms that the metrics reader does not know.
-_NUMBERED = Pattern(
-    rb"(?m)(?:(?:^|[\]:>] )\["
-    rb"|\b(?:[Ss]tep|[Ii]ter(?:ation)?|[Uu]pdate|[Rr]ound)[ =:#]{1,2})"
-    rb"(?P<number>\d{1,9})(?:\]|/\d+)?(?P<words>[ :,|-]+\w[^\r\n]{0,60})"
-)
 # What a program does about an error after which it goes on, and what it says of one.
 _WITHOUT = (
     rb"\bfall(?:s|ing)? back\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
@@ -128,7 +128,7 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
     if until < 0:
         raised = {chain[-1].process for chain in log.chains}
         raised |= {hit.process for hit in log.hits}
-        done = log_end.items(log.tail, steps, map(str.encode, raised))
+        done = work_signs.items(log.tail, steps, map(str.encode, raised))
         until = log.tail_at + done if done >= 0 else -1
     until = max(until, anew)
     ends = [chain[-1].at for chain in log.chains if _ends_own(log, chain)]
@@ -141,7 +141,9 @@ def steps_from(log: Log, steps: int = SEVERAL) -> int:
     until = log.metrics.went_on_from(steps)
     if until >= 0:
         return until
-    counted = max(_counted(log.tail, steps), log_end.rows(log.tail, steps))
+    counted = max(
+        work_signs.numbered(log.tail, steps), work_signs.rows(log.tail, steps)
+    )
     return log.tail_at + counted if counted >= 0 else -1
 
 
@@ -153,7 +155,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
     model's answer, or in code that it executed, if another followed it. Who went on
     but in the end waited in vain, did so for what had failed before.
     """
-    steps = log_end.steps(log.tail)
+    steps = work_signs.steps(log.tail)
     works = log_end.works(log.tail)
     end = log_end.finished(log.tail)
     said_so = log.tail[max(0, end) :].partition(b"\n")[0]
@@ -166,7 +168,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
     for hit in map(_in_earnest, log.hits):
         at = hit.order - log.tail_at
         outlived = works and (
-            at < len(log.tail) - log_end.AFTER or log_end.went_on(log.tail, at)
+            at < len(log.tail) - work_signs.AFTER or work_signs.went_on(log.tail, at)
         )
         outlived = outlived or _is_answered(log, hit)
         symptom = hit.tier != "cause"
@@ -174,16 +176,16 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             continue  # an engine ended with the run
         if hit.signature.silent:
             skipped = hit.order < until and _handled(log, hit)
-            rows = log_end.rows(log.tail)
+            rows = work_signs.rows(log.tail)
             finite = log.metrics.recovered(hit.order) or (rows >= 0 and at < rows)
             if hit.cause != "train.nan" or not (skipped or finite):
                 yield hit
-        elif outlived or (symptom and log_end.went_on(log.tail, at)):
+        elif outlived or (symptom and work_signs.went_on(log.tail, at)):
             continue
         elif 0 <= stop <= at:
             continue  # a consequence of the interrupt
         elif 0 <= end <= at:
-            if not symptom and not log_end.shuts_down(log.tail, at):
+            if not symptom and not failure_lines.shuts_down(log.tail, at):
                 yield hit
         elif run_over or hit.order < until:
             if starved and not (symptom or hit.weak or _handled(log, hit)):
@@ -202,7 +204,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             or _in_ignored(log, hit)
         ):
             yield replace(hit, weak=True)
-        elif not any(step > at + log_end.AFTER for step in steps[-2:-1]):
+        elif not any(step > at + work_signs.AFTER for step in steps[-2:-1]):
             yield hit
 
 
@@ -328,7 +330,7 @@ def failed(log: Log) -> bool:
         again = again and not _is_complained_of(log, chain)
         if again or any(told(log, chain) for told in ends_none):
             waiting.update(_lines_of(log, chain))
-    return log_end.failed(log.tail, until - log.tail_at, waiting, _ends(log))
+    return failure_lines.failed(log.tail, until - log.tail_at, waiting, _ends(log))
 
 
 def _ends(log: Log) -> set[int]:
@@ -356,13 +358,20 @@ def _is_complained_of(log: Log, chain: exceptions.Chain) -> bool:
     """Whether an error's line follows the exceptions, and no step."""
     after = _after(log, chain[-1].at)
     return not _steps(after) and any(
-        log_end.complains(line) and not _HANDLED.search(line)
+        failure_lines.complains(line) and not _HANDLED.search(line)
         for line in after.splitlines()
     )
 
 
 def _steps(text: bytes) -> bool:
-    return max(log_end.last_step(text), log_end.rows(text), _counted(text, 1)) >= 0
+    return (
+        max(
+            work_signs.last_step(text),
+            work_signs.rows(text),
+            work_signs.numbered(text, 1),
+        )
+        >= 0
+    )
 
 
 def _handled(log: Log, hit: Hit) -> bool:
@@ -410,7 +419,9 @@ def _is_of_answer(log: Log, chain: exceptions.Chain) -> bool:
     if not _is_executed(chain):
         return False
     tail = log.tail
-    works = max(log_end.last_step(tail), log_end.rows(tail, 1), log_end.items(tail, 1))
+    works = max(
+        work_signs.last_step(tail), work_signs.rows(tail, 1), work_signs.items(tail, 1)
+    )
     first = next(filter(_is_executed, log.chains), chain)
     return first[-1].at < min(log.tail_at + works, chain[0].start)
 
@@ -443,7 +454,7 @@ def _refused_at(log: Log, at: int) -> bool:
     after = _after(log, at)
     refused = any(map(_REFUSED.search, after[:1000].splitlines()[:3]))
     last = not log.chains or log.chains[-1][-1].at <= at
-    return refused and last and log_end.SERVED.search(after) is not None
+    return refused and last and work_signs.SERVED.search(after) is not None
 
 
 def _known_to_go_on(log: Log, hit: Hit, known: set[bytes]) -> bool:
@@ -463,13 +474,13 @@ def _known_to_go_on(log: Log, hit: Hit, known: set[bytes]) -> bool:
     if at < 0 or not alone or not (goes_on or survived):
         return False
     later = any(one[-1].at > hit.order for one in log.chains)
-    return not later and not log_end.failed(log.tail, at)
+    return not later and not failure_lines.failed(log.tail, at)
 
 
 def _ray_retries(log: Log, hit: Hit) -> bool:
     """Whether Ray reports a worker whose task it retries, and the log ends well."""
     told = _RAY_RETRIES.search(hit.text.encode()) is not None
-    return told and log_end.last_step(log.tail) < 0 and log_end.ends_well(log.tail)
+    return told and work_signs.last_step(log.tail) < 0 and log_end.ends_well(log.tail)
 
 
 def _in_ignored(log: Log, hit: Hit) -> bool:
@@ -484,7 +495,8 @@ def _ignored(log: Log, chain: exceptions.Chain) -> bool:
     lines = log.tail[max(0, start - 2000) : end].splitlines()[-2:]
     process = chain[-1].process.encode()
     return any(
-        log_end.IGNORED in one and prefixes.split(one)[0] == process for one in lines
+        failure_lines.IGNORED in one and prefixes.split(one)[0] == process
+        for one in lines
     )
 
 
@@ -518,33 +530,7 @@ def _before(log: Log, chain: exceptions.Chain) -> list[bytes]:
     """The two lines before a traceback, or the one before it and its first."""
     start = max(0, min(one.start for one in chain) - log.tail_at)
     end = log.tail.find(b"\n", start)  # of its first line, or of the one before it
-    return log_end.last_lines(log.tail[max(0, start - 2000) : max(0, end)], 2)
-
-
-@functools.lru_cache(maxsize=64)
-def _counted(tail: bytes, steps: int) -> int:
-    """Where the last ``steps`` numbered steps begin; -1 without any."""
-    found: dict[bytes, dict[bytes, list[tuple[int, int]]]] = {}
-    for one in _NUMBERED.finditer(tail):
-        begin = tail.rfind(b"\n", 0, one.start() + 1) + 1
-        process, _ = prefixes.split(tail[begin : one.end()])
-        words = _DIGITS.sub(b"", one[b"words"])
-        places = found.setdefault(words, {}).setdefault(process, [])
-        number = int(one[b"number"])
-        if places and number == places[-1][0]:
-            continue  # of another rank, unnamed
-        if places and number < places[-1][0]:
-            places.clear()
-        places.append((number, one.start()))
-    return max((_last_of_all(own, steps) for own in found.values()), default=-1)
-
-
-def _last_of_all(processes: dict[bytes, list[tuple[int, int]]], steps: int) -> int:
-    """Where the last ``steps`` steps of all begin, without replaced processes."""
-    whole = [places for places in processes.values() if len(places) >= SEVERAL]
-    begun = max((places[0][1] for places in whole), default=0)
-    last = (places[-steps][1] for places in whole if places[-1][1] >= begun)
-    return min(last, default=-1)
+    return work_signs.last_lines(log.tail[max(0, start - 2000) : max(0, end)], 2)
 
 
 def _ends_program(chain: exceptions.Chain) -> bool:
@@ -603,10 +589,10 @@ def _counts_anew(tail: bytes, since: int, resumes: bytes) -> bool:
 
     The first step from ``since`` on; buffered ones go on where the last had ended.
     """
-    places = log_end.steps(tail)
+    places = work_signs.steps(tail)
     early = [at for at in places if at < since][-1:]
     late = [at for at in places if at >= since][:1]
-    lines = (log_end.line_at(tail, at)[:400] for at in [*early, *late])
+    lines = (work_signs.line_at(tail, at)[:400] for at in [*early, *late])
     found = [one for line in lines if (one := _STEP_NUMBER.search(line))]
     if len(found) < 2:
         return False

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from datetime import datetime
 
-from pytest_gkd.diagnosis import clocks, log_end, log_phases
+from pytest_gkd.diagnosis import clocks, log_end, log_phases, work_signs
 from pytest_gkd.diagnosis.clocks import DAY_S, YEAR_S, clock, day_of_year
 from pytest_gkd.diagnosis.log_file import Log
 
@@ -130,7 +130,7 @@ def usual_s(tail: bytes, since: int = 0) -> float:
     phase = marks.at(len(tail))
     here = [gap for gap, at in gaps if phase and marks.at(at) == phase]
     longest = max(here if len(here) >= ENOUGH else [gap for gap, _ in gaps], default=0)
-    pace = log_end.pace_s(tail) if len(log_end.steps(tail)) > 2 else None
+    pace = work_signs.pace_s(tail) if len(work_signs.steps(tail)) > 2 else None
     pace = pace or 0.0
     return max(LEAST_S, 2 * longest, min(20 * pace, max(LONG_S, 4 * pace)))
 
@@ -138,7 +138,7 @@ def usual_s(tail: bytes, since: int = 0) -> float:
 def of_log(log: Log, now: str = "") -> Silence:
     """Where a hung log falls silent: after its last work, or its last line."""
     tail, told = log.tail, clocks.of(log.tail)
-    place = log_end.last_work(tail) if log_end.stuck(tail) else len(tail)
+    place = work_signs.last_work(tail) if log_end.stuck(tail) else len(tail)
     after = tail.count(b"\n", place) - tail.endswith(b"\n")
     silent, begin, end = seconds(tail, log.written_s, now), told.at(place), None
     if begin is not None and (end := told.at(len(tail))) is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_gkd.diagnosis import log_end, prefixes, silence
+from pytest_gkd.diagnosis import failure_lines, log_end, prefixes, silence, work_signs
 from pytest_gkd.diagnosis.clocks import stamps
 from pytest_gkd.diagnosis.log_file import Log
 from pytest_gkd.diagnosis.log_phases import FAILED, STEP
@@ -254,8 +254,8 @@ def _words(line: bytes) -> bytes:
 def _of_file(voice: _Voice, others: list[_Voice], need: int) -> Process:
     """A rank by its files: it is silent if its time or its steps lag behind."""
     log, alike = voice.log, [one for one in others if one.steps & voice.steps]
-    fails = any(FAILED.search(line) for line in log_end.last_lines(log.tail))
-    crashed = fails and not voice.ended and log_end.failed(log.tail)
+    fails = any(FAILED.search(line) for line in work_signs.last_lines(log.tail))
+    crashed = fails and not voice.ended and failure_lines.failed(log.tail)
     lag, silent_s = _lag(voice, alike), _silent_s(voice, alike)
     may_stand = bool(alike) and not voice.ended and not crashed
     is_short = may_stand and (lag is None or lag >= min(need, SHORT))

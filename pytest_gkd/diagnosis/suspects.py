@@ -18,11 +18,11 @@ from typing import Any
 
 from pytest_gkd import sanitize
 from pytest_gkd.diagnosis import (
-    log_end,
     log_phases,
     prefixes,
     silent_ranks,
     stack_dump,
+    work_signs,
 )
 from pytest_gkd.diagnosis.catalogue import (
     FRAMEWORKS,
@@ -324,7 +324,7 @@ def suspects(
 
 def _shown(text: bytes) -> list[Frame]:
     """The frames of the stacks with which a text ends."""
-    since = text.rfind(b"\n", 0, max(0, log_end.last_work(text))) + 1
+    since = text.rfind(b"\n", 0, max(0, work_signs.last_work(text))) + 1
     lines = (prefixes.split(line)[1] for line in text[since:].splitlines())
     ending = b"\n".join(lines)
     first = log_phases.STACKS.search(ending)
