@@ -209,6 +209,43 @@ _SHAPES = (
         ),
     ),
     ("sshpass -p", re.compile(rf"(sshpass -p ?[\"']?)(?!{_UNFILLED})[^\s\"']{{3,}}")),
+    (
+        "docker login ",
+        re.compile(
+            r"(docker login\b[^\n]{0,200}?\s(?:-p|--password)[ =]?[\"']?)"
+            rf"(?!{_UNFILLED})(?!-)[^\s\"']{{3,}}"
+        ),
+    ),
+    # MySQL's own take a password only without a blank; -P is a port.
+    *(
+        (
+            program,
+            re.compile(
+                rf"((?<![\w-]){program}\b[^\n]{{0,200}}?\s-p[\"']?)"
+                rf"(?!{_UNFILLED})[^\s\"'-][^\s\"']{{2,}}"
+            ),
+        )
+        for program in ("mysql", "mysqldump", "mysqladmin", "mariadb")
+    ),
+    # A line of .netrc, and an element of XML.
+    (
+        "login ",
+        re.compile(
+            r"(machine \S{1,200}\s{1,9}login \S{1,200}\s{1,9}password )"
+            rf"(?!{_UNFILLED})(?!\*{{3}})\S+"
+        ),
+    ),
+    (
+        "</",
+        re.compile(
+            r"((?i:<(?P<tag>password|passwd|passphrase|secret|token|api_?key)>))"
+            rf"(?!{_UNFILLED})[^<\n]{{3,400}}(?=</(?P=tag)>)"
+        ),
+    ),
+    (
+        "jwt=",
+        re.compile(r"((?<![\w-])jwt=)(?=[^\d\s]{0,80}\d)[\w.~+/=-]{8,}"),
+    ),
     ("wandb.login", re.compile(r"(wandb\.login\((?:key=)?[\"'])[0-9a-f]{40}\b")),
     ("wandb login", re.compile(r"(wandb login (?:--\S+ )?)[0-9a-f]{40}\b")),
 )
@@ -248,7 +285,7 @@ _SECRETS = {
 # Last words of names that describe a secret rather than hold one.
 _ABOUT = {
     *("path", "file", "dir", "name", "names", "id", "ids", "type", "mode", "url"),
-    *("length", "len", "size", "count", "provider", "column", "field", "ref"),
+    *("length", "len", "size", "count", "provider", "column", "field", "ref", "stdin"),
 }
 # Owners whose tokens and keys are secrets; a tokenizer's and a table's are not.
 _OWNERS = {
