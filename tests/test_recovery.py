@@ -1447,3 +1447,24 @@ def test_who_sleeps_before_its_end_tries_nothing_again() -> None:
     assert judged(MADE + error + sleeps).verdict == "unknown"
     tries = sleeps.replace("so that the logs are collected", "before the next try")
     assert judged(MADE + error + tries).verdict == "running"
+
+
+def test_what_stands_behind_a_margin_is_quoted() -> None:
+    quoted = "".join(f"    | {line}\n" for line in UNCAUGHT.splitlines())
+    quoted += "    | bash: line 1: 2211 Killed    python -m pytest\n"
+    text = steps(1, 4) + "answer 3 printed:\n" + quoted
+    assert judged(text + steps(5, 6)).verdict == "running"
+    assert judged(text + "evaluation complete\n").verdict == "healthy"
+    for whole in (UNCAUGHT, quoted.replace("    | ", "trainer-1  | ")):
+        report = judged(steps(1, 4) + whole)
+        assert report.causes[0].cause == "cuda.oom"
+
+
+def test_the_margin_of_an_exception_group_is_no_quotation() -> None:
+    group = "  + Exception Group Traceback (most recent call last):\n"
+    group += '  |   File "/home/a/train.py", line 3, in <module>\n  |     main()\n'
+    group += "  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n"
+    group += "  +-+---------------- 1 ----------------\n"
+    group += "".join(f"    | {line}\n" for line in UNCAUGHT.splitlines())
+    report = judged(steps(1, 4) + group + "    +------------------------------------\n")
+    assert report.causes[0].cause == "cuda.oom"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 
-from pytest_gkd.diagnosis import clocks, log_phases, prefixes, work_signs
+from pytest_gkd.diagnosis import clocks, log_phases, prefixes, tool_output, work_signs
 from pytest_gkd.diagnosis.patterns import Match, Pattern
 
 # How long a run that made steps may go without one, whatever its pace was.
@@ -110,12 +110,6 @@ _UNCAUGHT = Pattern(
     rb"(?m)^(?:\[rank\d+\]: *)?Traceback \(most recent call last\):\r?\n"
     rb"(?:\[rank\d+\]: *)? *File \"[^<\"\r\n][^\"\r\n]*\", line \d+, in <module>"
 )
-# The name of a tool before what it printed.
-_OF_TOOL = Pattern(
-    rb"(?i)^.{0,60}?\[(?:[\w-]*sandbox[\w-]*|tool|interpreter)"
-    rb"(?:[ :/#-]{1,2}[\w.-]+)?\] ",
-    unless=rb"(?i)server|manager|registry|client|pool",
-)
 # What a launcher says of one of its processes, which need not be the last of them.
 STATUS = Pattern(rb"(?:code|status):? 0\b")
 PART = Pattern(rb"(?i)\b(?:process|worker|rank|pid|actor|child)\b")
@@ -190,11 +184,6 @@ def saves(tail: bytes) -> bool:
     return log_phases.last_phase(last) == "checkpoint"
 
 
-def of_tool(line: bytes) -> bool:
-    """Whether a tool that the model called printed the line."""
-    return b"] " in line[:100] and _OF_TOOL.search(line[:200]) is not None
-
-
 def _installs_only(after: bytes) -> bool:
     """Whether only pip says more after the line in which it says what it installed."""
     lines = filter(bytes.strip, after.partition(b"\n")[2].splitlines())
@@ -219,7 +208,7 @@ def _of_a_part(tail: bytes, found: Match) -> bool:
     begin = tail.rfind(b"\n", 0, found.start()) + 1
     line = tail[begin : found.end()]
     if (
-        of_tool(line)
+        tool_output.of_tool(line)
         or _HELPER.search(line)
         or work_signs.last_sign(tail) > found.end()
     ):
@@ -233,7 +222,7 @@ def _of_a_part(tail: bytes, found: Match) -> bool:
     statuses = (
         told[0]
         for line in lines
-        if not (of_tool(line) or STARTED_ANEW.search(line))
+        if not (tool_output.of_tool(line) or STARTED_ANEW.search(line))
         and (told := _FAILED_STATUS.search(line))
     )
     failed = any(_ENDED_BY.search(status) is None for status in statuses)

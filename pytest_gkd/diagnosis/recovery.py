@@ -13,6 +13,7 @@ from pytest_gkd.diagnosis import (
     log_end,
     log_phases,
     prefixes,
+    tool_output,
     work_signs,
 )
 from pytest_gkd.diagnosis.log_file import Log
@@ -317,7 +318,7 @@ def failed(log: Log) -> bool:
         until = last
     waiting = {hit.order - log.tail_at for hit in log.hits if waits(hit, log)}
     lines = _LINE.finditer(log.tail)
-    waiting.update(one.start() for one in lines if log_end.of_tool(one[0]))
+    waiting.update(one.start() for one in lines if _repeats(log.tail, one))
     for sleeps in _SLEEPS.finditer(log.tail):  # after what the line before it says
         after = log.tail[sleeps.end() :]
         if not (_TO_TRY.search(sleeps[0]) or _TO_TRY.search(after) or _steps(after)):
@@ -426,14 +427,21 @@ def _is_of_answer(log: Log, chain: exceptions.Chain) -> bool:
     return first[-1].at < min(log.tail_at + works, chain[0].start)
 
 
+def _repeats(tail: bytes, line: Match) -> bool:
+    """Whether a line is a tool's, or quoted."""
+    return tool_output.of_tool(line[0]) or tool_output.is_quoted(tail, line.start())
+
+
 def _is_of_tool(log: Log, chain: exceptions.Chain) -> bool:
     """Whether a tool's exceptions begin here: all its lines or only this are marked."""
     start, end = (at - log.tail_at for at in (chain[0].start, chain[-1].at))
     lines = log.tail[max(0, start) : max(0, start, end) + 200].split(b"\n", 2)
-    if start < 0 or not log_end.of_tool(lines[0]):
+    if start >= 0 and tool_output.is_quoted(log.tail, start):
+        return True
+    if start < 0 or not tool_output.of_tool(lines[0]):
         return False
-    whole = any(map(log_end.of_tool, lines[1:2]))
-    return not whole or log_end.of_tool(log.tail[max(0, end) :][:200])
+    whole = any(map(tool_output.of_tool, lines[1:2]))
+    return not whole or tool_output.of_tool(log.tail[max(0, end) :][:200])
 
 
 def _in_refused(log: Log, hit: Hit) -> bool:
@@ -507,7 +515,9 @@ def _of_answer(log: Log, hit: Hit) -> bool:
     """
     chain = log.near.around(hit.order, hit.process)
     inside = bool(chain) and hit.order <= max(one.end for one in chain)
-    if log_end.of_tool(hit.text.encode()) or (inside and _is_of_tool(log, chain)):
+    if tool_output.of_tool(hit.text.encode()) or (inside and _is_of_tool(log, chain)):
+        return True
+    if tool_output.is_quoted(log.tail, hit.order - log.tail_at):
         return True
     told = _OF_ANSWER.search(hit.text.encode()) is not None
     return told and bool(log.chains) and log.chains[-1][0].start > hit.order

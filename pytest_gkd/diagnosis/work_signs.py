@@ -11,7 +11,7 @@ import statistics
 import string
 from collections.abc import Iterable
 
-from pytest_gkd.diagnosis import clocks, log_phases, prefixes
+from pytest_gkd.diagnosis import clocks, log_phases, prefixes, tool_output
 from pytest_gkd.diagnosis.patterns import Match, Pattern
 from pytest_gkd.diagnosis.scan import plain
 
@@ -74,8 +74,8 @@ TRAINS = Pattern(
 
 
 def last_lines(tail: bytes, count: int = _LAST) -> list[bytes]:
-    """The last nonblank lines, without colours and prefixes."""
-    lines = [plain(line) for line in tail[-20000:].splitlines()]
+    """The last nonblank lines that quote nothing, without colours and prefixes."""
+    lines = [plain(line) for line in tool_output.unquoted(tail[-20000:])]
     return [line for line in lines if line.strip()][-count:]
 
 
