@@ -74,11 +74,16 @@ _CLOSED = Pattern(rb"<\|im_end\|>|<\|eot_id\|>|<end_of_turn>")
 _FRAME = Pattern(rb"^ *File \"[^\"]*\", line \d+|^\W*[\w./<>-]+:\d+ in [\w.<>]+\W*$")
 _BOXED_CODE = Pattern(rb"^\W*\d+ \xe2\x94\x82 ")
 _TABLE = tuple(one.encode() for one in ("│ │", "│ ┃", "┃ ┃"))
+# A text that is an input, an output, a label, a prediction, in quotes of its language.
+_QUOTES = {one[0].encode(): one[1].encode() for one in ("「」", "“”")}
+_GIVEN = Pattern(
+    "(?:入力|出力|予測|正解|输入|输出|预测|标签|样本)[^ ]{0,6} ?$".encode()
+)
 # Every sample, or the lines above it, contains one of these.
 _IN_SAMPLE = Pattern(
     rb"\[(?:prompt|response|INPUT|LABELS|INPUT_IDS|LABELS_IDS)\]"
     rb"|<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\xef\xbd\x9c|"
-    + b"|".join(_TABLE)
+    + b"|".join((*_TABLE, *_QUOTES))
 )
 
 
@@ -197,7 +202,7 @@ def _sets(line: bytes, keys: list[int], at: int) -> bool:
 def _sample(above: Iterable[bytes], line: bytes, at: int) -> bool:
     if line.startswith(_TABLE):
         return True
-    if _CHAT.search(line, 0, at):
+    if _CHAT.search(line, 0, at) or _is_given(line, at):
         return True
     for one in (line, *above):
         if tag := _TAG.search(one):
@@ -206,6 +211,15 @@ def _sample(above: Iterable[bytes], line: bytes, at: int) -> bool:
             return False
         if one is not line and (_CHAT.search(one) or _CLOSED.search(one)):
             return _CHAT.last(one) > _CLOSED.last(one)
+    return False
+
+
+def _is_given(line: bytes, at: int) -> bool:
+    """Whether the place is in quotes behind a word such as input or prediction."""
+    for opens, closes in _QUOTES.items():
+        begin = line.rfind(opens, 0, at + 1)
+        if begin >= 0 and line.find(closes, begin, at) < 0:
+            return _GIVEN.search(line[max(0, begin - 30) : begin]) is not None
     return False
 
 

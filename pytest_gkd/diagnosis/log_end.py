@@ -11,6 +11,7 @@ import itertools
 
 from pytest_gkd.diagnosis import clocks, log_phases, prefixes, tool_output, work_signs
 from pytest_gkd.diagnosis.patterns import Match, Pattern
+from pytest_gkd.diagnosis.scan import plain
 
 # How long a run that made steps may go without one, whatever its pace was.
 SILENCE_S = 1800
@@ -52,6 +53,14 @@ _CLOSING = Pattern(
     rb"|`Trainer\.fit` stopped: `max_\w+=\d+` reached\W*$",
     unless=rb"(?i)\bnot\b",
 )
+# The same in Chinese, Japanese and German; and what only looks like it, such as a rate
+# of completion or an end that was not normal.
+_LEAVES_IN_WORDS = (
+    "(?:训练|任务|评测)(?:已|全部)?(?:完成|结束)(?:率|度)?|(?:非|不|未)?正常(?:退出|结束)",
+    "(?:学習|訓練|処理|ジョブ)(?:が|は)?(?:完了|終了)(?:率|度)?|(?:非|異)?正常終了",
+    r"(?:退出码|終了コード)\W{1,5}0\b",
+    r"(?i:training|lauf|job) (?:erfolgreich )?(?:beendet|abgeschlossen|fertig)",
+)
 # Words with which a program takes its leave; a failure before them still counts.
 _FAREWELL = Pattern(
     rb"(?i)^(?P<before>(?:.*[^\w.])?(?:"
@@ -63,8 +72,7 @@ _FAREWELL = Pattern(
     rb"|(?:good)?bye\W*$|exit(?:ing|ed)? cleanly\b|ended (?:normally|well)\W*$))"
     rb"|^\+ exit 0$|^\{.*\"(?:event|message|msg|type)\": ?"
     rb"\"(?:run|job|train(?:ing)?)[_ ](?:end|ended|exit|finished)\""
-    rb"|(?:\xe8\xae\xad\xe7\xbb\x83|\xe4\xbb\xbb\xe5\x8a\xa1)(?:\xe5\xb7\xb2)?"
-    rb"(?:\xe5\xae\x8c\xe6\x88\x90|\xe7\xbb\x93\xe6\x9d\x9f)"  # 训练, 任务, 完成, 结束
+    rb"|" + "|".join(_LEAVES_IN_WORDS).encode()
 )
 # Not if something is yet to come, or they speak of another's end.
 _TO_COME = Pattern(
@@ -126,6 +134,23 @@ _ENDED_BY = Pattern(rb" (?:-15|143)$")
 _OF_PIP = Pattern(
     rb"^(?:WARNING: |\[notice\]|\x1b|Successfully |Collecting |Installing )"
 )
+# What is printed while processes exit: by torch's stores and process groups, vLLM's and
+# uvicorn's servers, Python and nanobind.
+_EXITS = Pattern(
+    rb"destroy_process_group\(\) was not called|Failed to check the \"should dump\" flag"
+    rb"|(?:recvValue|sendBytes|recvBytes) failed on SocketImpl"
+    rb"|Engine core proc \S+ died unexpectedly, shutting down client"
+    rb"|Shutting down(?: FastAPI HTTP server\.)?$|Waiting for application shutdown"
+    rb"|Application shutdown complete|Finished server process"
+    rb"|^nanobind: |^ ?- leaked |resource_tracker: There appear"
+    rb"|exited with code 0$|^wandb: "
+)
+# A server that was asked to end says this first (vllm/entrypoints/launcher.py).
+_IS_ASKED_TO_END = b"Shutting down FastAPI HTTP server"
+# A shell's next command, and the status that it shows.
+_SHELL = Pattern(rb"(?m)^(?:\++|\$) \S")
+_SHOWN_0 = Pattern(rb"(?m)^\$ echo \$\?\r?\n0\r?$|^\+ exit 0\r?$")
+_SHOWN_FAILURE = Pattern(rb"(?m)^\$ echo \$\?\r?\n[1-9]|^\+ exit [1-9]")
 # How much of what follows an end is read for an exception, in bytes.
 _READ = 1 << 18
 # torchrun's, after the exceptions of its ranks.
@@ -152,7 +177,7 @@ def finished(tail: bytes) -> int:
             continue
         found = match.start()
         break
-    last = work_signs.last_lines(tail, 25)
+    last = _last_words(tail)
     part = redrawn and _CLOSES_PART.search(last[-1][-200:])
     if _closes(last) and not (
         part or (not redrawn and work_signs.counts_further(tail))
@@ -248,14 +273,48 @@ def _closes(last: list[bytes]) -> bool:
     return _saved(last[-1]) and work_signs.no_step_is_left(last)
 
 
+def _last_words(tail: bytes) -> list[bytes]:
+    """The last lines before those that are printed while processes exit."""
+    said = work_signs.last_lines(tail, 25)
+    while said and _EXITS.search(said[-1]):
+        said.pop()
+    return said
+
+
+def exit_noise(line: bytes) -> bool:
+    """Whether the line is one that is printed while processes exit."""
+    return _EXITS.search(line) is not None
+
+
 def _saved(line: bytes) -> bool:
     """Whether it says that something is saved, and where."""
     return _SAVED.search(line[-300:]) is not None and not _IN_PART.search(line[-300:])
 
 
+def exits(tail: bytes, at: int) -> bool:
+    """Whether the line at a byte is one of a program that exits after its last words.
+
+    Its last words are closing ones, or say that something is saved and no step is left
+    or the shell shows status 0. Only such lines follow, until the shell goes on.
+    """
+    begin = tail.rfind(b"\n", 0, at) + 1
+    shell = _SHELL.search(tail, begin)
+    end = shell.start() if shell else len(tail)
+    own = [plain(line) for line in tail[begin:end].splitlines() if line.strip()]
+    if not all(map(_EXITS.search, own)) or _SHOWN_FAILURE.search(tail, end):
+        return False
+    said = work_signs.last_lines(tail[:begin], 25)
+    if any(_IS_ASKED_TO_END in line for line in said[-3:]):
+        return True
+    if not (said := _last_words(tail[:begin])):
+        return False
+    saved = _saved(said[-1]) and _SHOWN_0.search(tail, end) is not None
+    return saved or _closes(said) or _takes_leave(said[-1])
+
+
 def ends_well(tail: bytes) -> bool:
-    """Whether the very last line says that something is saved, or all is done."""
-    last = work_signs.last_lines(tail, 25)
+    """Whether the last words say that something is saved, or all is done."""
+    last = _last_words(tail)
     return _closes(last) or _saved(b"".join(last[-1:]))
 
 

@@ -88,14 +88,14 @@ FINISHED = Pattern(
     rb"|\b[Dd]one training in [\d.]+ seconds"
     rb"|Max number of (?:steps|epochs) has been reached, stopping training"
     rb"|Training took: |Finished server process|\bJob 'raysubmit_\w+' succeeded"
-    rb"|\bSUCCEEDED\b"
+    rb"|\bSUCCEEDED\b|" + "正常終了|正常结束".encode() + rb""
     rb"|\b(?:exited|finished|completed) with (?:exit )?(?:code|status):? 0\b"
     rb"|(?:(?:failed|died) with )?\bexit (?:code|status):? 0\b"
     rb"|Successfully installed "
     rb"|=+ \d+ passed(?:, \d+ (?:skipped|warnings?|deselected))* in [\d.]+s"
     rb"|^\d+ passed in [\d.]+s"
     rb"|\b(?:All done|Run complete|Job completed|run completed)\b",
-    unless=rb"^(?:failed|died) with ",
+    unless=rb"^(?:failed|died) with |^(?:" + "非|不".encode() + rb")",
 )
 # The program works at this point; a later failure still counts.
 WORKING = Pattern(

@@ -21,13 +21,20 @@ from pytest_gkd.diagnosis.patterns import Match, Pattern
 from pytest_gkd.diagnosis.scan import Hit
 from pytest_gkd.diagnosis.work_signs import SEVERAL
 
+# So many steps need not show that a run goes on where anything else is wrong.
+IN_FLIGHT = 2
 # How many lines at the start of a log are those with which its program begins.
 FIRST_LINES = 20
 
 _LINE = Pattern(rb"[^\r\n]+")
 # What a program does about an error after which it goes on, and what it says of one.
+# Retry, skip, ignore, degrade, stand-in, do without; in Chinese, Japanese and German.
+_IN_WORDS = (
+    "重试|重新|跳过|忽略|降级|备用|回退|不影响|再試行|スキップ|無視|続行|代替"
+    "|wird übersprungen|erneut|wird ignoriert|stattdessen"
+).encode()
 _WITHOUT = (
-    rb"\bfall(?:s|ing)? back\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
+    _IN_WORDS + rb"|\bfall(?:s|ing)? back\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
     rb"|\bhalv(?:ed|ing)\b"
 )
 _HANDLED = Pattern(
@@ -64,7 +71,8 @@ _RAY_RETRIES = Pattern(
 _WAITS = Pattern(
     rb"(?i)\b(?:waiting (?:for|until|on)|still (?:waiting|trying to))\b"
     rb"|\bwill (?:be )?retr(?:y|ied)\b"
-    rb"|\b(?:retry(?:ing)?|try(?:ing)? again)\b.{0,40}\b(?:in|after) [\d.]"
+    rb"|\b(?:retry(?:ing)?|try(?:ing)? (?:again|anew|once more))\b.{0,40}"
+    rb"\b(?:in|after) [\d.]"
     rb"|\b(?:attempt|try|retry(?:ing)?) [#(]?"
     rb"(?P<number>\d{1,4})(?: of | ?/ ?)(?P<all>\d{1,4})\b"
 )
@@ -73,14 +81,23 @@ _SLEEPS = Pattern(
     rb"(?i)[^\r\n]*\b(?:sleeping|backing off|retrying) (?:for |in )?[\d.]+ ?s"
     rb"[^\r\n]*"
 )
+# Words of what is wrong, also in Chinese: 错误, 异常, 失败.
+_TROUBLE = Pattern(
+    rb"(?i)error|fail|exception|abort|kill|timed? ?out|traceback|refus|cannot|unable"
+    rb"|\bdied|\bdead|giv(?:e|ing) up|\bexit|\bstopp|\bsig[a-z]{3,4}\b"
+    rb"|\xe9\x94\x99\xe8\xaf\xaf|\xe5\xbc\x82\xe5\xb8\xb8|\xe5\xa4\xb1\xe8\xb4\xa5"
+)
 _TO_TRY = Pattern(rb"(?i)\b(?:try|tries|retry\w*|backing off|limit(?:ed)?|attempt)\b")
 # An attempt that failed, and what follows if the next one did not.
 _FAILED = Pattern(rb"(?i)\bfail|\berror|\brefused|\btimed out")
-_WELL = Pattern(rb"(?i)\b(?:saved|written|succe\w+|done|completed?|ok|recovered|end)\b")
+_WELL = Pattern(
+    rb"(?i)\b(?:saved|written|succe\w+|done|completed?|ok|recovered|end)\b"
+    rb"|" + "成功|完成|完了".encode()
+)
 _GIVES_UP = Pattern(
     rb"(?i)\b(?:killed|giv(?:es?|ing) up|gave up|stop(?:s|ped|ping)|died|abort\w*"
     rb"|all attempts|job failed|exit(?:ed|ing|s)?|unreachable)\b"
-    rb"|Traceback \(most recent"
+    rb"|Traceback \(most recent|" + "放弃|终止|退出".encode()
 )
 # What a job waits for in a cluster is there.
 _COMES = Pattern(rb"(?m)^\(autoscaler [^)]*\) Resized to ")
@@ -107,6 +124,11 @@ _EXECUTED = re.compile(r"<(?:string|stdin|unknown)>$|(?:/var)?/tmp/tmp[^/]+/")
 _SYNTAX = re.compile(r"(?:Syntax|Indentation|Tab)Error$")
 # What a program may do without, though its main module itself asked for it.
 _OPTIONAL = re.compile(r"(?:Import|ModuleNotFound)Error$")
+# Programs that run beside a job.
+_HELPERS = re.compile(
+    r"/bin/(?:gpustat|nvitop|nvidia-smi|tensorboard|wandb|mlflow|swanlab|aim|hf|aws|gsutil"
+    r"|huggingface-cli|modelscope|rclone|s3cmd|ossutil\d*|jupyter[\w-]*)$"
+)
 # A tool that signs its lines asks for something, in the last words of one.
 _ASKS = Pattern(rb"^(?P<tool>[a-z][\w-]{1,20}: ).*: *$")
 # What ends a wait in vain: of a queue, of Ray, of asyncio and concurrent.futures.
@@ -134,7 +156,41 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
     until = max(until, anew)
     ends = [chain[-1].at for chain in log.chains if _ends_own(log, chain)]
     last = max((end for end in ends if end < until), default=-1)
-    return until if last <= anew or _begun_again(log, last) else -1
+    until = until if last <= anew or _begun_again(log, last) else -1
+    return max(until, _calm_from(log)) if steps > IN_FLIGHT else until
+
+
+def _calm_from(log: Log) -> int:
+    """The byte of the last two steps if nothing is wrong since the last error; or -1.
+
+    They are of the process that had the error, and no exception ended that. One alone
+    may have been made before, by another rank.
+    """
+    step = outlived_until(log, IN_FLIGHT)
+    troubles = [(hit.order, hit.process) for hit in log.hits if not hit.weak]
+    troubles += [(chain[-1].at, chain[-1].process) for chain in log.chains]
+    if step < log.tail_at or not troubles:
+        return -1
+    at, process = max(troubles)
+    line = work_signs.line_at(log.tail, step - log.tail_at)
+    own = prefixes.split(line)[0].decode("utf-8", "replace") == process
+    return step if own and at < step and _is_calm(_after(log, at)) else -1
+
+
+def _is_past(log: Log, hit: Hit) -> bool:
+    """Whether work was done after a line of no exception, and all ended well."""
+    after = _after(log, hit.order)
+    alone = not log.near.around(hit.order, hit.process)
+    works = log_phases.WORKING.search(after) is not None
+    return alone and works and _is_calm(after) and log_end.ends_well(log.tail)
+
+
+def _is_calm(text: bytes) -> bool:
+    """Whether no line but those of an exit says that anything is wrong."""
+    return all(
+        log_end.exit_noise(line) or _TROUBLE.search(line) is None
+        for line in text.splitlines()
+    )
 
 
 def steps_from(log: Log, steps: int = SEVERAL) -> int:
@@ -175,6 +231,8 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         symptom = hit.tier != "cause"
         if hit.signature.silent and hit.tier == "fallback" and job_ended:
             continue  # an engine ended with the run
+        if symptom and (log_end.exits(log.tail, at) or _is_past(log, hit)):
+            continue
         if hit.signature.silent:
             skipped = hit.order < until and _handled(log, hit)
             rows = work_signs.rows(log.tail)
@@ -260,7 +318,7 @@ def _caught(log: Log, chain: exceptions.Chain) -> bool:
     if _tried_again(log, _before(log, chain), chain[-1].at):
         return True
     next_line, _, after = _after(log, chain[-1].at).partition(b"\n")
-    goes_on = _goes_on(next_line[:300])
+    goes_on = _goes_on(next_line[:300]) or _tries(next_line[:300])
     return goes_on and _ends_well(next_line + after)
 
 
@@ -552,9 +610,16 @@ def _ends_program(chain: exceptions.Chain) -> bool:
 def _ends_own(log: Log, chain: exceptions.Chain) -> bool:
     """Whether nobody caught it, and no tool, answer or quotation holds it."""
     of_other = _is_of_tool(log, chain) or _is_of_answer(log, chain)
+    of_other = of_other or _is_of_helper(chain)
     executed = _is_executed(chain) and chain is not log.chains[-1]
     quoted = any(line.strip() == b"```" for line in _before(log, chain))
     return _ends_program(chain) and not (of_other or executed or quoted)
+
+
+def _is_of_helper(chain: exceptions.Chain) -> bool:
+    """Whether a program that only watches or copies raised, not the run's own."""
+    frames = chain[-1].frames
+    return bool(frames) and _HELPERS.search(frames[0].file) is not None
 
 
 def _starved(log: Log) -> bool:

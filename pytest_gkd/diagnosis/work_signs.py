@@ -46,7 +46,14 @@ _BRACKET = b"["
 _SPEAKER = Pattern(rb"^\[[A-Za-z][\w.-]{1,30}\]")
 _RAISES = Pattern(rb"\b\w+(?:Error|Exception)\b")
 # How many of a known number of items are done, as a bar or a program's own line says.
-_TALLY = Pattern(rb"\b(?P<done>\d{1,9}) ?(?:/|of) ?(?P<all>\d{1,9})\b")
+# Also as in 第 4 轮 / 共 200 轮.
+_TALLY = Pattern(
+    rb"\b(?P<done>\d{1,9}) ?(?:"
+    + "轮|步|批|条|个|次|件|回".encode()
+    + rb")? ?(?:/|of) ?(?:"
+    + "共".encode()
+    + rb")? ?(?P<all>\d{1,9})\b"
+)
 # Why a run may end before its last step.
 _EARLY = Pattern(
     rb"(?i)\bearly[ _-]?stop|\bstop(?:s|ped|ping)? early|\bpatience\b|\bconverged\b"

@@ -64,7 +64,7 @@ _CHANGES = ("entropy", "response length", "KL")
 def _not_finite(series: Series, run: Run) -> Iterator[NumberFinding]:
     at = since(series, lambda value: not math.isfinite(value))
     lasting = 2 if role(series.name).endswith("loss") else 3  # as the scale is found
-    if len(series) - at >= min(lasting, len(series)):
+    if len(series) - at >= min(lasting, len(series)) and not _goes_on(series, run):
         before = series.finite()
         usual = (
             f"{robust.median(before.values):.4g} before"
@@ -73,6 +73,18 @@ def _not_finite(series: Series, run: Run) -> Iterator[NumberFinding]:
         )
         text = f"is {series.values[at]} from here on; {usual}"
         yield found(series, at, "train.nan", text)
+
+
+def _goes_on(series: Series, run: Run) -> bool:
+    """Whether another metric of its kind has finite values after its last one."""
+    last = series.places[-1][1]
+    return any(
+        role(one.name) == role(series.name)
+        and len(one) >= 3
+        and one.places[-3][1] > last
+        and all(map(math.isfinite, one.values[-3:]))
+        for one in run.every
+    )
 
 
 @JUDGES.of("loss", "gradient norm")
