@@ -187,6 +187,7 @@ def finished(tail: bytes) -> int:
         log_phases.starts_after(tail, found)
         or work_signs.last_step(tail) > tail.find(b"\n", found) >= 0
         or _raises(tail[found:])
+        or log_phases.STACKS.search(tail, found)
         or saves(tail)
     ):
         return -1
