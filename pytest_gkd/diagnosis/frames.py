@@ -40,6 +40,7 @@ _TEACHER = re.compile(
 )
 # An assignment that calls nothing: of an index, a list or the like.
 _TAKES_APART = re.compile(r" = (?:\[\w+\[|[\w.]+\[[^(]*$)")
+_POLICY = re.compile(r"student|policy|actor(?!y)|pupil|learner|small", re.IGNORECASE)
 # What the trainer asks of both its own model and a teacher.
 _LOG_PROBS = re.compile(r"log_?probs?|logps?", re.IGNORECASE)
 # Libraries and frameworks, also where they run from their sources or a model's folder.
@@ -113,7 +114,8 @@ def phase_of(chain: Chain, last: str = "") -> str:
     created = any(map(_creates, chain))
     possible = log_phases.STARTS if created else log_phases.PHASES
     if phase := _by_table(chain, role, last, possible):
-        return phase
+        teachers = (phase, last) == ("actor-init", "teacher-init")
+        return last if teachers and not _is_policys(chain) else phase
     for one in chain:
         own = [frame for frame in one.frames[::-1] if not is_general(frame)]
         names = (_by_name(frame, one, role, last) for frame in own)
@@ -130,6 +132,12 @@ def phase_of(chain: Chain, last: str = "") -> str:
         or _of_engine(chain, begun=begun)
         or _of_module(chain)
     )
+
+
+def _is_policys(chain: Chain) -> bool:
+    """Whether the program's own functions or code name the model that is trained."""
+    own = (f for one in chain for f in one.frames if not _LIBRARY.search(f.path))
+    return any(_POLICY.search(f"{frame.function} {frame.code}") for frame in own)
 
 
 def converts(chain: Chain) -> bool:
@@ -329,7 +337,7 @@ def _role_of(chain: Chain) -> tuple[str, str]:
     """The role's start phase if that failed, else the phase of the role's work."""
     for one in chain:
         task = _TASK.search(one.message)
-        name = task[1] if task else one.process
+        name = phase_words.with_synonyms(task[1] if task else one.process)
         found = next((role for role in _ROLES if name and role[2].search(name)), None)
         if found is None:
             continue

@@ -137,7 +137,8 @@ _OF_PIP = Pattern(
 # What is printed while processes exit: by torch's stores and process groups, vLLM's and
 # uvicorn's servers, Python and nanobind.
 _EXITS = Pattern(
-    rb"destroy_process_group\(\) was not called|Failed to check the \"should dump\" flag"
+    rb"destroy_process_group\(\) was not called"
+    rb"|Failed to check the \"should dump\" flag"
     rb"|(?:recvValue|sendBytes|recvBytes) failed on SocketImpl"
     rb"|Engine core proc \S+ died unexpectedly, shutting down client"
     rb"|Shutting down(?: FastAPI HTTP server\.)?$|Waiting for application shutdown"

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pytest_gkd.diagnosis import prefixes
 from pytest_gkd.diagnosis.patterns import Pattern
@@ -25,9 +26,14 @@ class _Rule:
 
 
 @functools.cache
+def _table() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+
+
+@functools.cache
 def _rules() -> list[_Rule]:
     """All rules, in order; read lazily, since most runs of the plugin need none."""
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+    table = _table()
     rules = []
     for row in table["rule"]:
         like = row["like"]
@@ -99,6 +105,8 @@ _CLAUSES = Pattern(rb"[,;|]+ |\. |\xe2\x80\x94| - | -> |[()]")
 # Python's re: a line is short, and these patterns do not backtrack.
 _CAMEL = re.compile(rb"(?<=[a-z]{2})(?=[A-Z])")
 _NO_WORD = re.compile(rb"[^a-z0-9.%/]+|(?<![0-9])[./]|[./](?![0-9])")
+# A time, of which only numbers are left, before the words.
+_CLOCK = re.compile(rb"^(?:\d{2,4} ){3,7}(?=[a-z])")
 # What verl and ROLL hand from worker to worker, and how: nothing of a dataset.
 _HOLDS_TENSORS = re.compile(rb"\bdata ?(?:protos?|refs?)\b|\bray get\b")
 LONGEST = 300
@@ -108,8 +116,8 @@ STARTS = ("config", "data", "ray-init", "actor-init", "rollout-init", "teacher-i
 _LOOP = ("weight-sync", "generation", "teacher", "training-step")
 _BEGUN = ("first-step", "after-step", *_LOOP)
 _OF_ROLE = (
-    ("teacher-init", Pattern(rb"(?i)teacher")),
-    ("rollout-init", Pattern(rb"(?i)rollout|engine|vllm|sglang|sampler|generat|infer")),
+    ("teacher-init", Pattern(rb"teacher")),
+    ("rollout-init", Pattern(rb"rollout|engine|vllm|sglang|sampler|generat|infer")),
 )
 
 
@@ -168,7 +176,7 @@ def of_line(line: bytes, *, begun: bool, repeats: bool = False) -> Told | None:
             return _in_role(told, name)
     if not begun and _BARE_BAR.search(words) and not _OVER.search(b" " + words):
         return Told("first-step")
-    if begun and b"teacher" in name.lower():
+    if begun and b"teacher" in _plain(name):
         return Told("teacher", _is_over(_plain(words)))
     return None
 
@@ -177,6 +185,7 @@ def _in_role(told: Told, role: bytes) -> Told:
     """What is loaded in a teacher's or an engine's process is that role's start."""
     if told.phase != "actor-init":
         return told
+    role = _plain(role)
     phases = (phase for phase, like in _OF_ROLE if like.search(role))
     return replace(told, phase=next(phases, told.phase))
 
@@ -219,11 +228,35 @@ def _cut(words: bytes) -> list[bytes]:
         places += found.span()
     places.append(len(words))
     parts = (words[a:b] for a, b in zip(places[::2], places[1::2], strict=True))
-    return [plain for part in parts if (plain := _plain(part))]
+    return [plain for part in parts if (plain := _CLOCK.sub(b"", _plain(part)))]
 
 
 def _plain(words: bytes) -> bytes:
-    return _NO_WORD.sub(b" ", _CAMEL.sub(b" ", words).lower()).strip()
+    if not words.isascii():
+        for term, english in _terms():
+            words = words.replace(term, english)
+    plain = _NO_WORD.sub(b" ", _CAMEL.sub(b" ", words).lower()).strip()
+    for word, others in _synonyms():
+        plain = others.sub(word, plain)
+    return plain
+
+
+def with_synonyms(name: str) -> str:
+    """A name, and behind it what the rules call it."""
+    return f"{name} {_plain(name.encode()).decode('utf-8', 'replace')}" if name else ""
+
+
+@functools.cache
+def _terms() -> list[tuple[bytes, bytes]]:
+    """Terms of other languages and what the rules call them, the longest first."""
+    table = sorted(_table()["in_english"].items(), key=lambda one: -len(one[0]))
+    return [(term.encode(), f" {english} ".encode()) for term, english in table]
+
+
+@functools.cache
+def _synonyms() -> list[tuple[bytes, re.Pattern[bytes]]]:
+    table = _table()["synonyms"].items()
+    return [(w.encode(), re.compile(rf"\b(?:{o})\b".encode())) for w, o in table]
 
 
 def _of_clause(clause: bytes, *, begun: bool, loose: bool) -> Told | None:
