@@ -148,8 +148,10 @@ _EXITS = Pattern(
 )
 # A server that was asked to end says this first (vllm/entrypoints/launcher.py).
 _IS_ASKED_TO_END = b"Shutting down FastAPI HTTP server"
-# A shell's next command, and the status that it shows.
-_SHELL = Pattern(rb"(?m)^(?:\++|\$) \S")
+# What begins where a program has ended: a shell's or a notebook's next command, another
+# file (tail's and head's heading).
+OTHERS = Pattern(rb"(?m)^(?:(?:\++|\$) |!)\S|^==> .{1,200} <==\r?$")
+# The status that a shell shows.
 _SHOWN_0 = Pattern(rb"(?m)^\$ echo \$\?\r?\n0\r?$|^\+ exit 0\r?$")
 _SHOWN_FAILURE = Pattern(rb"(?m)^\$ echo \$\?\r?\n[1-9]|^\+ exit [1-9]")
 # How much of what follows an end is read for an exception, in bytes.
@@ -188,6 +190,7 @@ def finished(tail: bytes) -> int:
         log_phases.starts_after(tail, found)
         or work_signs.last_step(tail) > tail.find(b"\n", found) >= 0
         or _raises(tail[found:])
+        or _ends_before_its_last_step(tail, found)
         or log_phases.STACKS.search(tail, found)
         or saves(tail)
     ):
@@ -264,6 +267,19 @@ def _raises(after: bytes) -> bool:
     return raised and any(map(log_phases.FAILED.search, last))
 
 
+def _ends_before_its_last_step(tail: bytes, end: int) -> bool:
+    """Whether the program failed with steps left, whatever a script then says."""
+    step = work_signs.last_step(tail)
+    if not (0 <= step < end and work_signs.counts_further(tail)):
+        return False
+    since = tail[max(step, end - _READ) : end]
+    return any(
+        log_phases.FAILED.search(prefixes.bare(line)[:300])
+        and not (tool_output.of_tool(line) or exit_noise(line))
+        for line in tool_output.unquoted(since)
+    )
+
+
 def _closes(last: list[bytes]) -> bool:
     """Whether the very last line says that all is done, and none that it failed."""
     said = [one[:300] for one in last]
@@ -300,7 +316,7 @@ def exits(tail: bytes, at: int) -> bool:
     or the shell shows status 0. Only such lines follow, until the shell goes on.
     """
     begin = tail.rfind(b"\n", 0, at) + 1
-    shell = _SHELL.search(tail, begin)
+    shell = OTHERS.search(tail, begin)
     end = shell.start() if shell else len(tail)
     own = [plain(line) for line in tail[begin:end].splitlines() if line.strip()]
     if not all(map(_EXITS.search, own)) or _SHOWN_FAILURE.search(tail, end):

@@ -21,8 +21,6 @@ from pytest_gkd.diagnosis.patterns import Match, Pattern
 from pytest_gkd.diagnosis.scan import Hit
 from pytest_gkd.diagnosis.work_signs import SEVERAL
 
-# So many steps need not show that a run goes on where anything else is wrong.
-IN_FLIGHT = 2
 # How many lines at the start of a log are those with which its program begins.
 FIRST_LINES = 20
 
@@ -157,24 +155,29 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
     ends = [chain[-1].at for chain in log.chains if _ends_own(log, chain)]
     last = max((end for end in ends if end < until), default=-1)
     until = until if last <= anew or _begun_again(log, last) else -1
-    return max(until, _calm_from(log)) if steps > IN_FLIGHT else until
+    return max(until, _calm_from(log)) if steps > 1 else until
 
 
 def _calm_from(log: Log) -> int:
-    """The byte of the last two steps if nothing is wrong since the last error; or -1.
+    """The byte of the last sign of work if nothing is wrong since it; or -1.
 
-    They are of the process that had the error, and no exception ended that. One alone
-    may have been made before, by another rank.
+    It follows the last error, is of the process that had it or of none, and no
+    exception ended that.
     """
-    step = outlived_until(log, IN_FLIGHT)
     troubles = [(hit.order, hit.process) for hit in log.hits if not hit.weak]
     troubles += [(chain[-1].at, chain[-1].process) for chain in log.chains]
-    if step < log.tail_at or not troubles:
+    if not troubles:
         return -1
     at, process = max(troubles)
+    signs = [outlived_until(log, 1)]
+    if not any(_ends_own(log, chain) for chain in log.chains):
+        signs += [log.tail_at + start for _, start in work_signs.regular(log.tail)]
+    others = log_end.OTHERS.search(log.tail, max(0, at - log.tail_at))
+    end = log.tail_at + (others.start() if others else len(log.tail))
+    step = max((sign for sign in signs if sign < end), default=-1)
     line = work_signs.line_at(log.tail, step - log.tail_at)
     own = prefixes.split(line)[0].decode("utf-8", "replace") == process
-    return step if own and at < step and _is_calm(_after(log, at)) else -1
+    return step if own and at < step and _is_calm(_after(log, step)) else -1
 
 
 def _is_past(log: Log, hit: Hit) -> bool:

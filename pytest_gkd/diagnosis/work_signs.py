@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 import statistics
 import string
 from collections.abc import Iterable
@@ -53,6 +54,24 @@ _TALLY = Pattern(
     + rb")? ?(?:/|of) ?(?:"
     + "共".encode()
     + rb")? ?(?P<all>\d{1,9})\b"
+)
+# What is left of a line's words, in any language, without its numbers.
+_NO_WORDS = bytes(one for one in range(128) if chr(one) not in string.ascii_letters)
+# Python's re: a line is short, and this does not backtrack.
+_TIME = re.compile(
+    rb"\d{4}[-/.]\d\d[-/.]\d\d|\b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?\b"
+)
+# A number, also such as 1,536 or 0,902, and whether it is one of a duration.
+_ANY_NUMBER = Pattern(
+    rb"(?P<number>\d{1,12}(?:[.,]\d{1,12}){0,3})"
+    rb"(?P<lasts> ?(?:ms|s|secs?|seconds?|min|minutes?|h|hours?)\b)?"
+)
+_THOUSANDS = Pattern(rb"^\d{1,3}(?:[.,]\d{3}){1,3}$")
+# Of these a growing number says nothing of work, also in Chinese, Japanese and German.
+_NO_PROGRESS = Pattern(
+    rb"(?i)wait|retr|\btr(?:y|ies|ied)\b|attempt|error|fail|exception|skip|drop|lost"
+    rb"|timeout|timed out|\bping|sleep|idle|restart|\bFile \"|warte|versuch|nicht\b|"
+    + "重试|等待|失败|错误|跳过|再試行|失敗|待機".encode()
 )
 # Why a run may end before its last step.
 _EARLY = Pattern(
@@ -199,6 +218,54 @@ def _rows_and_items(
     rows = ([*filter(None, map(_counted, kind.values()))] for kind in kinds.values())
     items = ((who, _rising(done)) for (who, *_), done in tallies.items())
     return [*filter(None, rows)], [one for one in items if one[1]]
+
+
+@functools.lru_cache(maxsize=64)
+def regular(tail: bytes) -> tuple[tuple[bytes, int], ...]:
+    """The last line of each kind in which a number grows, with its process.
+
+    Of the same words, three times or more, whatever they count: tokens, games, per
+    cent, epochs.
+    """
+    kinds: dict[tuple[bytes, bytes], list[tuple[int, list[float]]]] = {}
+    start = len(tail)
+    for _ in range(MOST_ROWS):
+        start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
+        line = tail[start : start + 300].partition(b"\n")[0]
+        if not (_NO_ROW.search(line) or _NO_PROGRESS.search(line)):
+            process, words = prefixes.split(line)
+            numbers = _grown(_TIME.sub(b" ", words))
+            shape = words.translate(None, _NO_WORDS)[:60]
+            if numbers and len(shape) >= SEVERAL:
+                kinds.setdefault((process, shape), []).append((start, numbers))
+        if start == 0:
+            break
+    grown = ((who, own[0][0]) for (who, _), own in kinds.items() if _grows(own))
+    return tuple(grown)
+
+
+def _grown(words: bytes) -> list[float]:
+    """The first numbers of a line that are none of a duration."""
+    found = itertools.islice(_ANY_NUMBER.finditer(words), COUNTERS)
+    return [_number(one[b"number"]) for one in found if not one[b"lasts"]]
+
+
+def _number(text: bytes) -> float:
+    if _THOUSANDS.search(text):
+        return float(text.translate(None, b".,"))
+    whole, _, decimals = text.replace(b",", b".").partition(b".")
+    return float(whole + b"." + decimals.replace(b".", b""))
+
+
+def _grows(own: list[tuple[int, list[float]]]) -> bool:
+    """Whether one of the numbers grows in the last three lines; the last comes first."""
+    if len(own) < SEVERAL:
+        return False
+    columns = zip(*(numbers for _, numbers in own[:SEVERAL]), strict=False)
+    return any(
+        all(late > early for late, early in itertools.pairwise(column))
+        for column in columns
+    )
 
 
 @functools.lru_cache(maxsize=64)
