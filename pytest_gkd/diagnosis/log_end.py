@@ -144,7 +144,7 @@ _EXITS = Pattern(
     rb"|Shutting down(?: FastAPI HTTP server\.)?$|Waiting for application shutdown"
     rb"|Application shutdown complete|Finished server process"
     rb"|^nanobind: |^ ?- leaked |resource_tracker: There appear"
-    rb"|exited with code 0$|^wandb: "
+    rb"|exited with code 0$|^wandb: |\bdied during shutdown\b"
 )
 # A server that was asked to end says this first (vllm/entrypoints/launcher.py).
 _IS_ASKED_TO_END = b"Shutting down FastAPI HTTP server"
@@ -269,8 +269,8 @@ def _raises(after: bytes) -> bool:
 
 def _ends_before_its_last_step(tail: bytes, end: int) -> bool:
     """Whether the program failed with steps left, whatever a script then says."""
-    step = work_signs.last_step(tail)
-    if not (0 <= step < end and work_signs.counts_further(tail)):
+    step = work_signs.unfinished_at(tail)
+    if not 0 <= step < end:
         return False
     since = tail[max(step, end - _READ) : end]
     return any(
@@ -327,7 +327,8 @@ def exits(tail: bytes, at: int) -> bool:
     if not (said := _last_words(tail[:begin])):
         return False
     saved = _saved(said[-1]) and _SHOWN_0.search(tail, end) is not None
-    return saved or _closes(said) or _takes_leave(said[-1])
+    leaves = _takes_leave(said[-1]) or log_phases.FINISHED.search(said[-1]) is not None
+    return saved or leaves or _closes(said)
 
 
 def ends_well(tail: bytes) -> bool:

@@ -87,6 +87,7 @@ FINISHED = Pattern(
     rb"|\[after training is done\]"
     rb"|\b[Dd]one training in [\d.]+ seconds"
     rb"|Max number of (?:steps|epochs) has been reached, stopping training"
+    rb"|exiting program after [\d.]+ minutes|^Successfully completed\.$"
     rb"|Training took: |Finished server process|\bJob 'raysubmit_\w+' succeeded"
     rb"|\bSUCCEEDED\b|" + "正常終了|正常结束".encode() + rb""
     rb"|\b(?:exited|finished|completed) with (?:exit )?(?:code|status):? 0\b"

@@ -18,6 +18,7 @@ _PROCESS = re.compile(
     rb" {0,4}(?:\([\w.:-]{1,60}(?:\[[\w=,]{1,40}\])?(?:[ ,+=][^()\r\n]{0,80})?\)"
     rb"|\[(?:rank|default|trainer)\d+\]:?|\[(?:\d{1,4}:(?:\d|\d{3})|(?:\d|\d{3,4}):\d\d)\]:"
     rb"|\[pod/[\w./-]{1,200}\]"
+    rb"|\[(?:r|g|w|gpu|dp|node|host)[-_]?\d{1,4}\]:?"
     rb"|\[(?:worker|actor|sampler|learner|trainer|rollout|engine|teacher)"
     rb"(?:[-_]\d{1,4})?\]:?"
     rb"|\[[\d,]{1,9}\]<\w+>:?|\d{1,4}:(?: |\Z)"

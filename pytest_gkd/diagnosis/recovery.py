@@ -89,7 +89,7 @@ _TO_TRY = Pattern(rb"(?i)\b(?:try|tries|retry\w*|backing off|limit(?:ed)?|attemp
 # An attempt that failed, and what follows if the next one did not.
 _FAILED = Pattern(rb"(?i)\bfail|\berror|\brefused|\btimed out")
 _WELL = Pattern(
-    rb"(?i)\b(?:saved|written|succe\w+|done|completed?|ok|recovered|end)\b"
+    rb"(?i)\b(?:saved|written|succe\w+|done|completed?|ok|recovered|end|worked)\b"
     rb"|" + "成功|完成|完了".encode()
 )
 _GIVES_UP = Pattern(
@@ -122,10 +122,16 @@ _EXECUTED = re.compile(r"<(?:string|stdin|unknown)>$|(?:/var)?/tmp/tmp[^/]+/")
 _SYNTAX = re.compile(r"(?:Syntax|Indentation|Tab)Error$")
 # What a program may do without, though its main module itself asked for it.
 _OPTIONAL = re.compile(r"(?:Import|ModuleNotFound)Error$")
+# Processes that a training can do without for a while.
+_ASIDE = Pattern(
+    rb"(?i)env|reward|judge|metric|backup|sidecar|tool|sandbox|eval|raylet|autoscaler"
+    rb"|exporter|dashboard|monitor"
+)
 # Programs that run beside a job.
 _HELPERS = re.compile(
     r"/bin/(?:gpustat|nvitop|nvidia-smi|tensorboard|wandb|mlflow|swanlab|aim|hf|aws|gsutil"
     r"|huggingface-cli|modelscope|rclone|s3cmd|ossutil\d*|jupyter[\w-]*)$"
+    r"|/(?:site|user)customize\.py$"
 )
 # A tool that signs its lines asks for something, in the last words of one.
 _ASKS = Pattern(rb"^(?P<tool>[a-z][\w-]{1,20}: ).*: *$")
@@ -142,7 +148,16 @@ _VARIES = re.compile(
 def outlived_until(log: Log, steps: int = SEVERAL) -> int:
     """The byte before which every error is followed by ``steps`` steps; -1 for none.
 
-    Steps written after an exception that ended the program count only if it was
+    Where nothing else is wrong, fewer of them do, and other signs of work.
+    """
+    until = _outlived_by(log, steps)
+    return max(until, _calm_from(log)) if steps > 1 else until
+
+
+def _outlived_by(log: Log, steps: int) -> int:
+    """The same, by steps only.
+
+    Those written after an exception that ended the program count only if it was
     restarted: buffered output is written at the very end.
     """
     until, anew = steps_from(log, steps), _begun_anew(log)
@@ -154,30 +169,66 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
     until = max(until, anew)
     ends = [chain[-1].at for chain in log.chains if _ends_own(log, chain)]
     last = max((end for end in ends if end < until), default=-1)
-    until = until if last <= anew or _begun_again(log, last) else -1
-    return max(until, _calm_from(log)) if steps > 1 else until
+    return until if last <= anew or _begun_again(log, last) else -1
 
 
 def _calm_from(log: Log) -> int:
     """The byte of the last sign of work if nothing is wrong since it; or -1.
 
-    It follows the last error, is of the process that had it or of none, and no
-    exception ended that.
+    It follows the last error, and no exception ended the process that had it. Of
+    another kind of process two signs are asked for, and of others of the same kind
+    none counts.
     """
     troubles = [(hit.order, hit.process) for hit in log.hits if not hit.weak]
     troubles += [(chain[-1].at, chain[-1].process) for chain in log.chains]
     if not troubles:
         return -1
     at, process = max(troubles)
-    signs = [outlived_until(log, 1)]
-    if not any(_ends_own(log, chain) for chain in log.chains):
-        signs += [log.tail_at + start for _, start in work_signs.regular(log.tail)]
-    others = log_end.OTHERS.search(log.tail, max(0, at - log.tail_at))
-    end = log.tail_at + (others.start() if others else len(log.tail))
-    step = max((sign for sign in signs if sign < end), default=-1)
-    line = work_signs.line_at(log.tail, step - log.tail_at)
-    own = prefixes.split(line)[0].decode("utf-8", "replace") == process
-    return step if own and at < step and _is_calm(_after(log, step)) else -1
+    found = [_steps_of(log)]
+    ends = [chain[-1].at for chain in log.chains if _ends_own(log, chain)]
+    if all(_begun_again(log, end) for end in ends):
+        found += _regular(log, at)
+    after = _after(log, at)
+    signs = [
+        log.tail_at + starts[0 if who == process.encode() else 1]
+        for who, starts in found
+        if len(starts) > 1 and _may_go_on(process.encode(), who, after)
+    ]
+    step = max(signs, default=-1)
+    return step if at < step and _is_calm(_after(log, step)) else -1
+
+
+def _steps_of(log: Log) -> tuple[bytes, tuple[int, ...]]:
+    """The process that makes the last steps, and where they begin."""
+    starts = [_outlived_by(log, count) - log.tail_at for count in (1, 2)]
+    line = work_signs.line_at(log.tail, max(0, starts[0]))
+    return prefixes.split(line)[0], tuple(starts if starts[0] >= 0 else ())
+
+
+def _regular(log: Log, at: int) -> Iterator[tuple[bytes, tuple[int, ...]]]:
+    """The lines in which a number grows, of the program that had the error at a byte.
+
+    Those of which there were none before it have to measure something.
+    """
+    since = max(0, at - log.tail_at)
+    others = log_end.OTHERS.search(log.tail, since)
+    end = others.start() if others else len(log.tail)
+    for who, starts in work_signs.regular(log.tail):
+        line = work_signs.line_at(log.tail, starts[0])
+        known = len(starts) > 1 and starts[-2] < since
+        if since < starts[0] < end and (known or work_signs.measures(line)):
+            yield who, starts
+
+
+def _may_go_on(process: bytes, other: bytes, after: bytes) -> bool:
+    """Whether work of the other tells that an error of the process ended nothing.
+
+    The process is of a kind that others can do without, or has spoken since.
+    """
+    kinds = [one.translate(None, work_signs.NO_LETTERS) for one in (process, other)]
+    speaks = any(prefixes.split(line)[0] == process for line in after.splitlines())
+    aside = _ASIDE.search(process) is not None
+    return process == other or (kinds[0] != kinds[1] and (aside or speaks))
 
 
 def _is_past(log: Log, hit: Hit) -> bool:
@@ -620,7 +671,7 @@ def _ends_own(log: Log, chain: exceptions.Chain) -> bool:
 
 
 def _is_of_helper(chain: exceptions.Chain) -> bool:
-    """Whether a program that only watches or copies raised, not the run's own."""
+    """Whether a program beside the run's own raised, or Python as it starts."""
     frames = chain[-1].frames
     return bool(frames) and _HELPERS.search(frames[0].file) is not None
 
@@ -659,7 +710,10 @@ def _begun_again(log: Log, at: int) -> bool:
     since = max(0, at - log.tail_at)
     resumes = _RESUMES.search(log.tail, since)
     told = log.tail[resumes.start() :][:400].partition(b"\n")[0] if resumes else b""
-    return bool(told and _counts_anew(log.tail, since, told)) or _opens(log, at)
+    other = log_end.OTHERS.search(log.tail, since)
+    another = other and work_signs.last_step(log.tail) > other.start()
+    resumed = told and _counts_anew(log.tail, since, told)
+    return bool(another or resumed) or _opens(log, at)
 
 
 def _counts_anew(tail: bytes, since: int, resumes: bytes) -> bool:

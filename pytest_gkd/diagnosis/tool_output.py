@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bisect
+import functools
 from collections.abc import Iterator
 
 from pytest_gkd.diagnosis.patterns import Pattern
@@ -14,13 +16,14 @@ _NAMED = Pattern(
 )
 # A margin before each line of a quotation; a table's rows and those in rich's frames
 # have one behind as well.
-_MARGIN = Pattern(
-    rb"^[ \t]{0,12}(?:\||\xe2\x94\x82) .*", unless=rb"(?:\||\xe2\x94\x82)[ \t]*$"
-)
+_MARGINS = (b"| ", "│ ".encode())
+_BEHIND = (b"|", "│".encode())
 # An exception group has such a margin, and a line of these in it or above it
 # (traceback.py of CPython).
-_GROUP = Pattern(rb"^[ \t]*\+[ -]")
-_LONGEST = 200
+_OF_GROUP = (b"+ ", b"+-")
+_FENCE = b"```"
+_PIPS, _PIPS_END = b" lines of output]", b"[end of output]"
+_PROMPT = b"$ "
 
 
 def of_tool(line: bytes) -> bool:
@@ -29,22 +32,61 @@ def of_tool(line: bytes) -> bool:
 
 
 def is_quoted(text: bytes, at: int) -> bool:
-    """Whether the line that holds a byte stands behind the margin of a quotation."""
-    for lines in range(_LONGEST):
-        start = text.rfind(b"\n", 0, max(0, at)) + 1
-        line = text[start : start + 400].partition(b"\n")[0]
-        if _MARGIN.search(line) is None:
-            return lines > 0 and _GROUP.search(line) is None
-        at = start - 1
-    return True
+    """Whether the line that holds a byte is one of a quotation."""
+    spans = _quotations(text)
+    before = bisect.bisect_right(spans, (at, len(text))) - 1
+    return before >= 0 and at < spans[before][1]
 
 
 def unquoted(text: bytes) -> Iterator[bytes]:
-    """The lines of a text that do not stand behind such a margin."""
-    group = False
-    for line in text.splitlines():
-        if _MARGIN.search(line[:400]) is None:
-            group = _GROUP.search(line[:400]) is not None
-            yield line
-        elif group:
-            yield line
+    """The lines of a text that are none of a quotation."""
+    place = 0
+    for start, end in [*_quotations(text), (len(text), len(text))]:
+        yield from text[place:start].splitlines()
+        place = end
+
+
+@functools.lru_cache(maxsize=64)
+def _quotations(text: bytes) -> list[tuple[int, int]]:
+    """Where quotations begin and end: whole lines, in order.
+
+    They stand behind a margin, in a fence of Markdown, in what pip repeats of a build,
+    or are indented and hold a shell's prompt.
+    """
+    spans: list[tuple[int, int]] = []
+    margin = fence = pips = indented = -1
+    group = prompt = False
+    place = 0
+    for line in (*text.splitlines(keepends=True), b""):
+        words = line.strip()
+        if words.startswith(_MARGINS) and not words.endswith(_BEHIND):
+            margin = place if margin < 0 and not group else margin
+        else:
+            spans += [(margin, place)] if margin >= 0 else []
+            margin, group = -1, words.startswith(_OF_GROUP)
+        if line.startswith((b"  ", b"\t")) or (line and not words):
+            indented = place if indented < 0 else indented
+            prompt = prompt or words.startswith(_PROMPT)
+        else:
+            spans += [(indented, place)] if prompt else []
+            indented, prompt = -1, False
+        if words.startswith(_FENCE):
+            spans += [(fence, place)] if fence >= 0 else []
+            fence = -1 if fence >= 0 else place
+        if words.endswith(_PIPS):
+            pips = place
+        elif words == _PIPS_END and pips >= 0:
+            spans += [(pips, place)]
+            pips = -1
+        place += len(line)
+    return _merged(spans)
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    whole: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if whole and start <= whole[-1][1]:
+            whole[-1] = (whole[-1][0], max(end, whole[-1][1]))
+        else:
+            whole.append((start, end))
+    return whole

@@ -66,10 +66,11 @@ _ANY_NUMBER = Pattern(
     rb"(?P<number>\d{1,12}(?:[.,]\d{1,12}){0,3})"
     rb"(?P<lasts> ?(?:ms|s|secs?|seconds?|min|minutes?|h|hours?)\b)?"
 )
+_MEASURES = Pattern(rb"\d ?%|\d ?/ ?\d|\d of \d|\d[.,]\d{1,2}(?:[^\d.,:]|$)|\d\.\d{4,}")
 _THOUSANDS = Pattern(rb"^\d{1,3}(?:[.,]\d{3}){1,3}$")
 # Of these a growing number says nothing of work, also in Chinese, Japanese and German.
 _NO_PROGRESS = Pattern(
-    rb"(?i)wait|retr|\btr(?:y|ies|ied)\b|attempt|error|fail|exception|skip|drop|lost"
+    rb"(?i)wait|retr|exit|signal|kill|abort|\btr(?:y|ies|ied)\b|attempt|error|fail|exception|skip|drop|lost"
     rb"|timeout|timed out|\bping|sleep|idle|restart|\bFile \"|warte|versuch|nicht\b|"
     + "重试|等待|失败|错误|跳过|再試行|失敗|待機".encode()
 )
@@ -82,6 +83,8 @@ _COUNTER = Pattern(
     rb"\b(?:(\d{1,9}) {0,9}/ {0,9}|(?:[Ss]tep|[Bb]atch|[Uu]pdate) (\d{1,9}) of )"
     rb"(\d{1,9})\b"
 )
+# A bar without a title, as of transformers' Trainer; in the groups of _COUNTER.
+_BARE_BAR = Pattern(rb"(?m)^ *\d{1,3}%\|[^|\r\n]{0,99}\| (\d{1,9})()/(\d{1,9}) \[")
 # What the steps may be counted anew in; not the Trainer's epoch, such as 2.0.
 _ROUND = Pattern(
     rb"(?i)\b(?:ep(?:och)?|e|stage|round|update|cycle)['\"]?\W{0,4}(?P<at>\d{1,6})"
@@ -183,8 +186,8 @@ def items(tail: bytes, steps: int = SEVERAL, raised: Iterable[bytes] = ()) -> in
 
 
 def ends_in_items(tail: bytes) -> bool:
-    """Whether the last of such lines is among the last of all."""
-    last = items(tail, 1)
+    """Whether the last of such lines, or in which a number grows, is among the last."""
+    last = max([items(tail, 1), *(starts[0] for _, starts in regular(tail))])
     return last >= 0 and tail.count(b"\n", last) <= _LAST
 
 
@@ -221,8 +224,8 @@ def _rows_and_items(
 
 
 @functools.lru_cache(maxsize=64)
-def regular(tail: bytes) -> tuple[tuple[bytes, int], ...]:
-    """The last line of each kind in which a number grows, with its process.
+def regular(tail: bytes) -> tuple[tuple[bytes, tuple[int, ...]], ...]:
+    """The lines of each kind in which a number grows, the last first; whose they are.
 
     Of the same words, three times or more, whatever they count: tokens, games, per
     cent, epochs.
@@ -232,7 +235,8 @@ def regular(tail: bytes) -> tuple[tuple[bytes, int], ...]:
     for _ in range(MOST_ROWS):
         start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
         line = tail[start : start + 300].partition(b"\n")[0]
-        if not (_NO_ROW.search(line) or _NO_PROGRESS.search(line)):
+        says_none = _NO_ROW.search(line) and b"%|" not in line
+        if not (says_none or _NO_PROGRESS.search(line)):
             process, words = prefixes.split(line)
             numbers = _grown(_TIME.sub(b" ", words))
             shape = words.translate(None, _NO_WORDS)[:60]
@@ -240,13 +244,21 @@ def regular(tail: bytes) -> tuple[tuple[bytes, int], ...]:
                 kinds.setdefault((process, shape), []).append((start, numbers))
         if start == 0:
             break
-    grown = ((who, own[0][0]) for (who, _), own in kinds.items() if _grows(own))
-    return tuple(grown)
+    return tuple(
+        (process, tuple(start for start, _ in own))
+        for (process, _), own in kinds.items()
+        if _grows(own)
+    )
+
+
+def measures(line: bytes) -> bool:
+    """Whether a line counts parts of a whole, or has a number with decimals."""
+    return _MEASURES.search(line) is not None
 
 
 def _grown(words: bytes) -> list[float]:
     """The first numbers of a line that are none of a duration."""
-    found = itertools.islice(_ANY_NUMBER.finditer(words), COUNTERS)
+    found = itertools.islice(_ANY_NUMBER.finditer(words), 2 * COUNTERS)
     return [_number(one[b"number"]) for one in found if not one[b"lasts"]]
 
 
@@ -258,7 +270,7 @@ def _number(text: bytes) -> float:
 
 
 def _grows(own: list[tuple[int, list[float]]]) -> bool:
-    """Whether one of the numbers grows in the last three lines; the last comes first."""
+    """Whether a number grows in the last three lines, of which the last comes first."""
     if len(own) < SEVERAL:
         return False
     columns = zip(*(numbers for _, numbers in own[:SEVERAL]), strict=False)
@@ -305,6 +317,7 @@ def _counted(own: list[_Row]) -> list[int]:
 
 def _rising(done: list[tuple[int, int]]) -> list[int]:
     """Where the last items begin that were done one after another, backwards."""
+    done = [next(same) for _, same in itertools.groupby(done, key=lambda one: one[1])]
     for at in range(len(done) - SEVERAL):
         window = done[at : at + SEVERAL + 1]
         if all(late > early for (_, late), (_, early) in itertools.pairwise(window)):
@@ -352,10 +365,22 @@ def last_sign(tail: bytes) -> int:
 
 def counts_further(tail: bytes) -> bool:
     """Whether steps are left by the last that counts itself, and none says why."""
-    if (step := last_step(tail)) < 0 or _EARLY.search(tail, step):
-        return False
-    counter = _COUNTER.search(line_at(tail, step)[:400])
-    return counter is not None and int(counter[1] or counter[2]) < int(counter[3])
+    return unfinished_at(tail) >= 0
+
+
+def unfinished_at(tail: bytes) -> int:
+    """Where the last step that counts itself begins, or its bar; -1 if none is left.
+
+    Nor if something says why it ends early.
+    """
+    step = last_step(tail)
+    counter = _COUNTER.search(line_at(tail, step)[:400]) if step >= 0 else None
+    if counter is None:  # its bar may tell
+        *_, counter = [None, *_BARE_BAR.finditer(tail, max(0, step - MOST_ROWS))]
+        step = max(step, counter.start() if counter else -1)
+    if counter is None or int(counter[1] or counter[2]) >= int(counter[3]):
+        return -1
+    return -1 if _EARLY.search(tail, step) else step
 
 
 def last_work(tail: bytes) -> int:
