@@ -1543,3 +1543,64 @@ def test_what_a_fence_a_transcript_or_pip_holds_is_quoted(quoted: str) -> None:
     text = START + steps(1, 4) + quoted.format(held)
     assert judged(text + steps(5, 5)).verdict == "running"
     assert judged(START + steps(1, 4) + held + steps(5, 5)).causes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # Two files side by side; another program after the training.
+        f"==> err <==\n{UNCAUGHT}\n==> out <==\n" + steps(1, 4),
+        "+ python t.py\n" + steps(1, 4) + UNCAUGHT + "+ python p.py\n" + steps(1, 4),
+        # An open fence of an answer, and a whole log in one or behind a margin.
+        steps(1, 4) + "answer:\n```python\ndef f(\n" + CAUGHT + "answer:\n```python\n",
+        "```\n" + steps(1, 4) + CAUGHT + "```\n",
+        "".join(f"| {line}\n" for line in (steps(1, 4) + CAUGHT).splitlines()),
+        # What is stored, used or waited for is no training.
+        steps(1, 4)
+        + CAUGHT
+        + "".join(f"emergency checkpoint, shard {n}/3\n" for n in (1, 2, 3)),
+        steps(1, 4) + CAUGHT + "".join(f"host memory: {n}0.4 GB\n" for n in (4, 5, 6)),
+        steps(1, 4) + CAUGHT + "".join(f"no batch, {n}.5 % used\n" for n in (4, 5, 6)),
+        # One step out of a buffer after what no process survives.
+        steps(1, 4) + "slurmstepd: error: Detected 1 oom_kill event\n" + steps(5, 5),
+        # Others than the trainer go on.
+        "".join(f"[trainer-0] step {n} of 9, loss 1.{n}\n" for n in range(1, 5))
+        + "".join(f"[trainer-0] {line}\n" for line in CAUGHT.splitlines())
+        + "".join(f"[env-1] game {n}0 of 90, reward 1.{n}\n" for n in range(1, 5)),
+    ],
+    ids=range(10),
+)
+def test_what_others_and_later_lines_say_does_not_clear_a_failure(text: str) -> None:
+    assert judged(START + text).verdict in {"failed", "unknown"}
+
+
+@pytest.mark.parametrize("last", ["evaluation done", "epoch 2 done"])
+def test_the_end_of_a_part_before_an_engine_died_is_no_end(last: str) -> None:
+    died = "ERROR 11-29 10:21:00 [core_client.py:562] Engine core proc EngineCore_DP0 "
+    died += "died unexpectedly, shutting down client.\n"
+    text = START + steps(1, 4) + f"12:00:09 INFO {last}\n"
+    assert judged(text + died).causes[0].cause == "vllm.engine-died"
+
+
+@pytest.mark.parametrize(
+    "last",
+    ["训练非正常退出", "训练提前终止：显存不足\n任务结束", "保存に失敗\n処理が終了しました"],
+)
+def test_an_end_that_is_none_in_another_language_ends_nothing_well(last: str) -> None:
+    assert judged(START + steps(1, 4) + last + "\n").verdict != "healthy"
+    assert judged(START + steps(1, 4) + "训练完成\n").verdict == "healthy"
+
+
+def test_many_ranks_and_caught_exceptions_take_no_long_time() -> None:
+    ranks = "".join(
+        f"[rank{rank}] 12:00:00 INFO Step {n} | Loss 0.03{n:02d}\n"
+        for n in range(1, 30)
+        for rank in range(128)
+    )
+    caught = "".join(
+        CAUGHT + f"12:00:01 INFO batch {n} is left out\n" for n in range(400)
+    )
+    for text in (CAUGHT + ranks, START + steps(1, 4) + caught):
+        started = time.process_time()
+        judged(text)
+        assert time.process_time() - started < 20

@@ -47,7 +47,8 @@ _LEAST = 2  # of the lines before one that are options as well
 _SIGNED = Pattern(rb"^ *[a-z_][\w./-]*: ")
 # Keys of values that are reported, not set.
 _TELLS = Pattern(
-    rb"(?i)^(?:fatal|warning|note|hint|info): |^\W*(?:errors?|level\w*|message|msg|text"
+    rb"(?i)^(?:fatal|warning|note|hint|info): |^[\w./-]+: error: "
+    rb"|^\W*(?:err(?:ors?)?|level\w*|message|msg|text"
     rb"|detail|reason|state|lastState|status|exitCode|exit_?code|exception|traceback"
     rb"|stack|log|event)\b['\"]?[:=]"
 )

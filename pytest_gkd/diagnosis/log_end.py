@@ -74,6 +74,17 @@ _FAREWELL = Pattern(
     rb"\"(?:run|job|train(?:ing)?)[_ ](?:end|ended|exit|finished)\""
     rb"|" + "|".join(_LEAVES_IN_WORDS).encode()
 )
+# Of a failure in other languages, and of an end that was none.
+_ILL = Pattern(
+    (
+        "失败|错误|异常|中断|终止|不足|(?:非|不|未)正常|没有 ?正常|エラー|異常|失敗"
+        "|応答しま|nicht mehr|breche ab|fehlgeschlagen|unreachable"
+    ).encode()
+)
+# A shell reports a program of its script.
+_KILLED = Pattern(
+    rb"(?m)^\S+: line \d+: +\d+ (?:Killed|Segmentation fault|Aborted|Bus error)\b"
+)
 # Not if something is yet to come, or they speak of another's end.
 _TO_COME = Pattern(
     rb"(?i)\b[a-z]{2,}ing\b|\b(?:next|then|now|starts?|waits?|step|round|of)\b"
@@ -150,6 +161,7 @@ _EXITS = Pattern(
 _IS_ASKED_TO_END = b"Shutting down FastAPI HTTP server"
 # What begins where a program has ended: a shell's or a notebook's next command, another
 # file (tail's and head's heading).
+COMMAND = Pattern(rb"(?m)^(?:(?:\++|\$) |!)\S")
 OTHERS = Pattern(rb"(?m)^(?:(?:\++|\$) |!)\S|^==> .{1,200} <==\r?$")
 # The status that a shell shows.
 _SHOWN_0 = Pattern(rb"(?m)^\$ echo \$\?\r?\n0\r?$|^\+ exit 0\r?$")
@@ -181,7 +193,8 @@ def finished(tail: bytes) -> int:
         found = match.start()
         break
     last = _last_words(tail)
-    part = redrawn and _CLOSES_PART.search(last[-1][-200:])
+    noise = last != work_signs.last_lines(tail, 25)
+    part = last and (redrawn or noise) and _CLOSES_PART.search(last[-1][-200:])
     if _closes(last) and not (
         part or (not redrawn and work_signs.counts_further(tail))
     ):
@@ -191,6 +204,7 @@ def finished(tail: bytes) -> int:
         or work_signs.last_step(tail) > tail.find(b"\n", found) >= 0
         or _raises(tail[found:])
         or _ends_before_its_last_step(tail, found)
+        or max(0, work_signs.last_step(tail)) <= _KILLED.last(tail[:found])
         or log_phases.STACKS.search(tail, found)
         or saves(tail)
     ):
@@ -326,6 +340,8 @@ def exits(tail: bytes, at: int) -> bool:
         return True
     if not (said := _last_words(tail[:begin])):
         return False
+    if work_signs.counts_further(tail[:begin]) or _CLOSES_PART.search(said[-1]):
+        return False
     saved = _saved(said[-1]) and _SHOWN_0.search(tail, end) is not None
     leaves = _takes_leave(said[-1]) or log_phases.FINISHED.search(said[-1]) is not None
     return saved or leaves or _closes(said)
@@ -386,7 +402,8 @@ def over(tail: bytes) -> bool:
     if not ended and any(map(_takes_leave, last[-1:])):
         since = max(0, step, work_signs.rows(tail, 1), work_signs.items(tail, 1))
         said = work_signs.last_lines(tail[since:], 25)
-        ended = not any(COMPLAINS.search(one) or NAMED.search(one) for one in said)
+        ill = (COMPLAINS, NAMED, _ILL)
+        ended = not any(bad.search(one) for bad in ill for one in said)
         ended = ended and not work_signs.counts_further(tail)
     return ended and not saves(tail)
 
@@ -394,7 +411,7 @@ def over(tail: bytes) -> bool:
 def _takes_leave(line: bytes) -> bool:
     """Whether a last line says in the program's own words that all is done."""
     found = _FAREWELL.search(line[-300:])
-    if found is None:
+    if found is None or _ILL.search(line[-300:]):
         return False
     more = found[b"more"] or b""
     said = (found[b"before"] or b"").removesuffix(more)

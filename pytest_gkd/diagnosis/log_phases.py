@@ -183,6 +183,7 @@ FAILED = Pattern(
     + rb".*"
     + _END_EVENT
     + rb"|: ?\"(?:run|job|train(?:ing)?)[_ ](?:failed|crashed|aborted)\""
+    rb"|^\{.*: ?\"exit(?:ed)?\".*\"(?:exit_?)?(?:code|status)\": ?-?[1-9]"
     rb"|Error executing job with overrides"
     rb"|exits with return code = -?[1-9]|\bfailed \(exitcode: -?[1-9]"
     rb"|Fatal Python error|terminate called after|Aborted(?: *$| {2,}|!)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
 from collections.abc import Iterator
@@ -124,13 +125,18 @@ _SYNTAX = re.compile(r"(?:Syntax|Indentation|Tab)Error$")
 _OPTIONAL = re.compile(r"(?:Import|ModuleNotFound)Error$")
 # Processes that a training can do without for a while.
 _ASIDE = Pattern(
-    rb"(?i)env|reward|judge|metric|backup|sidecar|tool|sandbox|eval|raylet|autoscaler"
-    rb"|exporter|dashboard|monitor"
+    rb"(?i)env|reward|judge|metric|backup|sidecar|tool|sandbox|eval|exporter|dashboard"
 )
+_MAIN = Pattern(rb"(?i)train|learn|worker_?dict|policy|main|driver|master|runner")
+# What no process survives.
+_FATAL = {
+    *("cuda.illegal-access", "env.gpu-hardware", "env.host-oom", "env.killed"),
+    *("env.shm-too-small", "data.worker-died", "cuda.device-assert"),
+}
 # Programs that run beside a job.
 _HELPERS = re.compile(
-    r"/bin/(?:gpustat|nvitop|nvidia-smi|tensorboard|wandb|mlflow|swanlab|aim|hf|aws|gsutil"
-    r"|huggingface-cli|modelscope|rclone|s3cmd|ossutil\d*|jupyter[\w-]*)$"
+    r"/bin/(?:gpustat|nvitop|nvidia-smi|tensorboard|hf|aws|gsutil|huggingface-cli"
+    r"|modelscope|rclone|s3cmd|ossutil\d*)$"
     r"|/(?:site|user)customize\.py$"
 )
 # A tool that signs its lines asks for something, in the last words of one.
@@ -176,31 +182,33 @@ def _calm_from(log: Log) -> int:
     """The byte of the last sign of work if nothing is wrong since it; or -1.
 
     It follows the last error, and no exception ended the process that had it. Of
-    another kind of process two signs are asked for, and of others of the same kind
-    none counts.
+    another kind of process two signs are asked for, and three after what no process
+    survives.
     """
-    troubles = [(hit.order, hit.process) for hit in log.hits if not hit.weak]
-    troubles += [(chain[-1].at, chain[-1].process) for chain in log.chains]
+    troubles = [(hit.order, hit.process, hit.cause) for hit in log.hits if not hit.weak]
+    troubles += [(chain[-1].at, chain[-1].process, "") for chain in log.chains]
     if not troubles:
         return -1
-    at, process = max(troubles)
+    at, process, _ = max(troubles)
+    fatal = any(cause in _FATAL for _, _, cause in troubles)
     found = [_steps_of(log)]
     ends = [chain[-1].at for chain in log.chains if _ends_own(log, chain)]
     if all(_begun_again(log, end) for end in ends):
         found += _regular(log, at)
-    after = _after(log, at)
-    signs = [
-        log.tail_at + starts[0 if who == process.encode() else 1]
-        for who, starts in found
-        if len(starts) > 1 and _may_go_on(process.encode(), who, after)
-    ]
+    worked = {who for who, _ in found}
+    signs = []
+    for who, starts in found:
+        own = who == process.encode()
+        asked = 2 if fatal else 0 if own else 1
+        if len(starts) > asked and (own or _may_go_on(process.encode(), who, worked)):
+            signs.append(log.tail_at + starts[asked])
     step = max(signs, default=-1)
     return step if at < step and _is_calm(_after(log, step)) else -1
 
 
 def _steps_of(log: Log) -> tuple[bytes, tuple[int, ...]]:
     """The process that makes the last steps, and where they begin."""
-    starts = [_outlived_by(log, count) - log.tail_at for count in (1, 2)]
+    starts = [_outlived_by(log, count) - log.tail_at for count in (1, 2, SEVERAL)]
     line = work_signs.line_at(log.tail, max(0, starts[0]))
     return prefixes.split(line)[0], tuple(starts if starts[0] >= 0 else ())
 
@@ -208,7 +216,7 @@ def _steps_of(log: Log) -> tuple[bytes, tuple[int, ...]]:
 def _regular(log: Log, at: int) -> Iterator[tuple[bytes, tuple[int, ...]]]:
     """The lines in which a number grows, of the program that had the error at a byte.
 
-    Those of which there were none before it have to measure something.
+    Those of which there were none before it have to measure what trainings measure.
     """
     since = max(0, at - log.tail_at)
     others = log_end.OTHERS.search(log.tail, since)
@@ -220,15 +228,14 @@ def _regular(log: Log, at: int) -> Iterator[tuple[bytes, tuple[int, ...]]]:
             yield who, starts
 
 
-def _may_go_on(process: bytes, other: bytes, after: bytes) -> bool:
+def _may_go_on(process: bytes, other: bytes, worked: set[bytes]) -> bool:
     """Whether work of the other tells that an error of the process ended nothing.
 
-    The process is of a kind that others can do without, or has spoken since.
+    The process is of a kind that a training can do without, and made no steps itself.
     """
     kinds = [one.translate(None, work_signs.NO_LETTERS) for one in (process, other)]
-    speaks = any(prefixes.split(line)[0] == process for line in after.splitlines())
-    aside = _ASIDE.search(process) is not None
-    return process == other or (kinds[0] != kinds[1] and (aside or speaks))
+    aside = _ASIDE.search(process) and not _MAIN.search(process)
+    return bool(aside) and kinds[0] != kinds[1] and process not in worked
 
 
 def _is_past(log: Log, hit: Hit) -> bool:
@@ -469,22 +476,29 @@ def _lines_of(log: Log, chain: exceptions.Chain) -> Iterator[int]:
 
 def _is_complained_of(log: Log, chain: exceptions.Chain) -> bool:
     """Whether an error's line follows the exceptions, and no step."""
-    after = _after(log, chain[-1].at)
-    return not _steps(after) and any(
-        failure_lines.complains(line) and not _HANDLED.search(line)
-        for line in after.splitlines()
+    at = chain[-1].at - log.tail_at
+    return _last_steps(log.tail) <= at < _last_complaint(log.tail)
+
+
+@functools.lru_cache(maxsize=64)
+def _last_complaint(tail: bytes) -> int:
+    """Where the last error's line begins of which nothing is said that is done."""
+    for line in reversed([*_LINE.finditer(tail)]):
+        if failure_lines.complains(line[0]) and not _HANDLED.search(line[0]):
+            return line.start()
+    return -1
+
+
+@functools.lru_cache(maxsize=64)
+def _last_steps(tail: bytes) -> int:
+    """Where the last step, row or numbered step begins; -1 without any."""
+    return max(
+        work_signs.last_step(tail), work_signs.rows(tail), work_signs.numbered(tail, 1)
     )
 
 
 def _steps(text: bytes) -> bool:
-    return (
-        max(
-            work_signs.last_step(text),
-            work_signs.rows(text),
-            work_signs.numbered(text, 1),
-        )
-        >= 0
-    )
+    return _last_steps(text) >= 0
 
 
 def _handled(log: Log, hit: Hit) -> bool:
@@ -710,8 +724,9 @@ def _begun_again(log: Log, at: int) -> bool:
     since = max(0, at - log.tail_at)
     resumes = _RESUMES.search(log.tail, since)
     told = log.tail[resumes.start() :][:400].partition(b"\n")[0] if resumes else b""
-    other = log_end.OTHERS.search(log.tail, since)
+    other = log_end.COMMAND.search(log.tail, since)
     another = other and work_signs.last_step(log.tail) > other.start()
+    another = another and not _steps(log.tail[:since])  # else it was the training
     resumed = told and _counts_anew(log.tail, since, told)
     return bool(another or resumed) or _opens(log, at)
 
@@ -753,6 +768,6 @@ def _opens(log: Log, at: int) -> bool:
 
 def _said(line: bytes) -> bytes:
     """A line without what differs from one start to the next; empty for a step."""
-    if log_phases.STEP.search(line):
+    if log_phases.STEP.search(line) or log_end.OTHERS.search(line):
         return b""
     return _VARIES.sub(b"", prefixes.split(line[:400])[1]).strip()

@@ -6,7 +6,10 @@ import bisect
 import functools
 from collections.abc import Iterator
 
+from pytest_gkd.diagnosis import log_phases
 from pytest_gkd.diagnosis.patterns import Pattern
+
+_LONGEST = 100  # lines
 
 # The name of a tool before what it printed.
 _NAMED = Pattern(
@@ -20,7 +23,7 @@ _MARGINS = (b"| ", "│ ".encode())
 _BEHIND = (b"|", "│".encode())
 # An exception group has such a margin, and a line of these in it or above it
 # (traceback.py of CPython).
-_OF_GROUP = (b"+ ", b"+-")
+_OF_GROUP = (b"+ ", b"+-", "\u256d".encode())
 _FENCE = b"```"
 _PIPS, _PIPS_END = b" lines of output]", b"[end of output]"
 _PROMPT = b"$ "
@@ -71,15 +74,24 @@ def _quotations(text: bytes) -> list[tuple[int, int]]:
             spans += [(indented, place)] if prompt else []
             indented, prompt = -1, False
         if words.startswith(_FENCE):
-            spans += [(fence, place)] if fence >= 0 else []
-            fence = -1 if fence >= 0 else place
+            closes = fence >= 0 and words == _FENCE
+            spans += [(fence, place)] if closes else []
+            fence = -1 if closes else place
         if words.endswith(_PIPS):
             pips = place
         elif words == _PIPS_END and pips >= 0:
             spans += [(pips, place)]
             pips = -1
         place += len(line)
-    return _merged(spans)
+    return [one for one in _merged(spans) if _holds_no_run(text, *one)]
+
+
+def _holds_no_run(text: bytes, start: int, end: int) -> bool:
+    """Whether it is a short part of a log, without steps of a training."""
+    whole = text[start:end]
+    most = 2 * len(whole) > len(text) and log_phases.STEP.search(text[:start]) is None
+    steps = log_phases.STEP.search(whole) is not None
+    return not (most or steps) and whole.count(b"\n") <= _LONGEST
 
 
 def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -66,12 +66,24 @@ _ANY_NUMBER = Pattern(
     rb"(?P<number>\d{1,12}(?:[.,]\d{1,12}){0,3})"
     rb"(?P<lasts> ?(?:ms|s|secs?|seconds?|min|minutes?|h|hours?)\b)?"
 )
-_MEASURES = Pattern(rb"\d ?%|\d ?/ ?\d|\d of \d|\d[.,]\d{1,2}(?:[^\d.,:]|$)|\d\.\d{4,}")
+# What trainings measure and count, also in Spanish, Chinese and Japanese.
+_MEASURES = Pattern(
+    rb"(?i)\b(?:loss|reward|acc|accuracy|epochs?|kl|lr|ppl|elo|ce|nll|grad\w*|entropy"
+    rb"|perplexity|tokens/s|p\xc3\xa9rdida)\b|"
+    + "损失|損失|奖励|報酬|准确率|正解率".encode()
+)
+_STORES = Pattern(rb"(?i)sav(?:e|ing)|dump|upload|emergency|shard|flush|clean|releas")
+# Of these a growing number says nothing where nothing else is measured.
+_IDLE = Pattern(
+    rb"(?i)mem\b|memory|\brss\b|disk|\bsize|pending|progress\b|\bused\b|queue|swap"
+    rb"|\bfree\b|throughput|stall|stuck|\blog\b"
+)
 _THOUSANDS = Pattern(rb"^\d{1,3}(?:[.,]\d{3}){1,3}$")
 # Of these a growing number says nothing of work, also in Chinese, Japanese and German.
 _NO_PROGRESS = Pattern(
-    rb"(?i)wait|retr|exit|signal|kill|abort|\btr(?:y|ies|ied)\b|attempt|error|fail|exception|skip|drop|lost"
-    rb"|timeout|timed out|\bping|sleep|idle|restart|\bFile \"|warte|versuch|nicht\b|"
+    rb"(?i)wait|retr|exit|signal|kill|abort|\btr(?:y|ies|ied)\b|attempt|error|fail"
+    rb"|exception|skip|drop|lost|timeout|timed out|\bping|sleep|idle|restart|\bno\b"
+    rb"|\bnot\b|\bFile \"|warte|versuch|nicht\b|"
     + "重试|等待|失败|错误|跳过|再試行|失敗|待機".encode()
 )
 # Why a run may end before its last step.
@@ -235,7 +247,8 @@ def regular(tail: bytes) -> tuple[tuple[bytes, tuple[int, ...]], ...]:
     for _ in range(MOST_ROWS):
         start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
         line = tail[start : start + 300].partition(b"\n")[0]
-        says_none = _NO_ROW.search(line) and b"%|" not in line
+        says_none = (_NO_ROW.search(line) or _IDLE.search(line)) and b"%|" not in line
+        says_none = says_none and not measures(line)
         if not (says_none or _NO_PROGRESS.search(line)):
             process, words = prefixes.split(line)
             numbers = _grown(_TIME.sub(b" ", words))
@@ -252,8 +265,8 @@ def regular(tail: bytes) -> tuple[tuple[bytes, tuple[int, ...]], ...]:
 
 
 def measures(line: bytes) -> bool:
-    """Whether a line counts parts of a whole, or has a number with decimals."""
-    return _MEASURES.search(line) is not None
+    """Whether a line tells a number that trainings have, and stores nothing."""
+    return _MEASURES.search(line) is not None and _STORES.search(line) is None
 
 
 def _grown(words: bytes) -> list[float]:
