@@ -1584,7 +1584,11 @@ def test_the_end_of_a_part_before_an_engine_died_is_no_end(last: str) -> None:
 
 @pytest.mark.parametrize(
     "last",
-    ["训练非正常退出", "训练提前终止：显存不足\n任务结束", "保存に失敗\n処理が終了しました"],
+    [
+        "训练非正常退出",
+        "训练提前终止：显存不足\n任务结束",
+        "保存に失敗\n処理が終了しました",
+    ],
 )
 def test_an_end_that_is_none_in_another_language_ends_nothing_well(last: str) -> None:
     assert judged(START + steps(1, 4) + last + "\n").verdict != "healthy"
@@ -1604,3 +1608,50 @@ def test_many_ranks_and_caught_exceptions_take_no_long_time() -> None:
         started = time.process_time()
         judged(text)
         assert time.process_time() - started < 20
+
+
+@pytest.mark.parametrize("program", ["/opt/t/bin/gpustat", "/usr/lib/sitecustomize.py"])
+def test_the_error_of_a_program_beside_the_run_ends_no_run(program: str) -> None:
+    raised = UNKNOWN.replace("/home/a/train.py", program)
+    text = START + steps(1, 2) + START_OF_ALL + raised + steps(3, 5)
+    assert judged(text).verdict == "running"
+    assert judged(text.replace(program, "/home/a/train.py")).verdict == "unknown"
+
+
+def test_who_shows_stacks_after_the_end_stands() -> None:
+    text = START + steps(1, 4) + "training finished\n"
+    stack = (
+        '$ py-spy dump -p 7\nThread 0x7f3a (active): "MainThread"\n    wait (a.py:3)\n'
+    )
+    assert judged(text).verdict == "healthy"
+    assert judged(text + stack).verdict == "hung"
+
+
+def test_an_exit_in_json_has_a_code() -> None:
+    steps_of = "".join(
+        f'{{"ev": "step", "n": {n}, "loss": 1.{n}}}\n' for n in range(1, 5)
+    )
+    for code, verdict in ((1, "unknown"), (0, "running")):
+        end = f'{{"lvl": "info", "ev": "exit", "code": {code}}}\n'
+        assert judged(steps_of + end).verdict == verdict
+
+
+def test_a_nan_that_another_metric_of_its_kind_outlives_is_none() -> None:
+    tested = "[guard] NON-FINITE LOSS: nan (grad_norm=nan)\n"
+    row = "{{'loss': 1.{0}, 'grad_norm': 0.{0}, 'epoch': 0.{0}}}\n"
+    rows = "".join(row.format(n) for n in range(1, 6))
+    assert survived(judged(START + tested + rows)) in (["train.nan"], [])
+    lost = "".join(f"{{'loss': nan, 'epoch': 0.{n}}}\n" for n in range(6, 9))
+    assert judged(START + tested + rows + lost).causes[0].cause == "train.nan"
+
+
+def test_an_option_is_refused_after_the_usage() -> None:
+    usage = "start.sh: launching t.py\nusage: t.py [-h]\n           [--a A]\n"
+    refused = "t.py: error: unrecognized arguments: --b\n"
+    assert judged(usage + refused).causes[0].cause == "config.unknown-option"
+
+
+def test_an_error_that_a_model_was_given_to_read_is_none() -> None:
+    given = "  入力「Bus error (core dumped)」 予測「Killed」\n"
+    assert judged(START + steps(1, 4) + given).causes == ()
+    assert judged(START + steps(1, 4) + "Bus error (core dumped)\n").causes
