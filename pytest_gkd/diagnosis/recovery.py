@@ -193,7 +193,7 @@ def _calm_from(log: Log) -> int:
     fatal = any(cause in _FATAL for _, _, cause in troubles)
     found = [_steps_of(log)]
     ends = [chain[-1].at for chain in log.chains if _ends_own(log, chain)]
-    if all(_begun_again(log, end) for end in ends):
+    if not ends or _begun_again(log, max(ends)):
         found += _regular(log, at)
     worked = {who for who, _ in found}
     signs = []
@@ -726,9 +726,9 @@ def _begun_again(log: Log, at: int) -> bool:
     told = log.tail[resumes.start() :][:400].partition(b"\n")[0] if resumes else b""
     other = log_end.COMMAND.search(log.tail, since)
     another = other and work_signs.last_step(log.tail) > other.start()
-    another = another and not _steps(log.tail[:since])  # else it was the training
+    trained = 0 <= work_signs.first_step(log.tail) < since
     resumed = told and _counts_anew(log.tail, since, told)
-    return bool(another or resumed) or _opens(log, at)
+    return bool(resumed or (another and not trained)) or _opens(log, at)
 
 
 def _counts_anew(tail: bytes, since: int, resumes: bytes) -> bool:

@@ -165,6 +165,13 @@ def went_on(tail: bytes, at: int) -> bool:
 
 
 @functools.lru_cache(maxsize=64)
+def first_step(tail: bytes) -> int:
+    """Where the first step begins, -1 without one."""
+    found = log_phases.STEP.search(tail)
+    return found.start() if found else -1
+
+
+@functools.lru_cache(maxsize=64)
 def last_step(tail: bytes) -> int:
     """Where the last step begins, -1 without one; cached, as many ask."""
     return log_phases.STEP.last(tail)
