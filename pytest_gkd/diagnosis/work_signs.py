@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 import statistics
 import string
 from collections.abc import Iterable
@@ -57,10 +56,7 @@ _TALLY = Pattern(
 )
 # What is left of a line's words, in any language, without its numbers.
 _NO_WORDS = bytes(one for one in range(128) if chr(one) not in string.ascii_letters)
-# Python's re: a line is short, and this does not backtrack.
-_TIME = re.compile(
-    rb"\d{4}[-/.]\d\d[-/.]\d\d|\b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?\b"
-)
+_TIME = Pattern(rb"\d{4}[-/.]\d\d[-/.]\d\d|\b\d{1,2}:\d\d(?::\d\d)?(?:[.,]\d{1,9})?\b")
 # A number, also such as 1,536 or 0,902, and whether it is one of a duration.
 _ANY_NUMBER = Pattern(
     rb"(?P<number>\d{1,12}(?:[.,]\d{1,12}){0,3})"
@@ -69,7 +65,7 @@ _ANY_NUMBER = Pattern(
 # What trainings measure and count, also in Spanish, Chinese and Japanese.
 _MEASURES = Pattern(
     rb"(?i)\b(?:loss|reward|acc|accuracy|epochs?|kl|lr|ppl|elo|ce|nll|grad\w*|entropy"
-    rb"|perplexity|tokens/s|p\xc3\xa9rdida)\b|"
+    rb"|perplexity|tokens|p\xc3\xa9rdida)\b|"
     + "损失|損失|奖励|報酬|准确率|正解率".encode()
 )
 _STORES = Pattern(rb"(?i)sav(?:e|ing)|dump|upload|emergency|shard|flush|clean|releas")
@@ -206,7 +202,8 @@ def items(tail: bytes, steps: int = SEVERAL, raised: Iterable[bytes] = ()) -> in
 
 def ends_in_items(tail: bytes) -> bool:
     """Whether the last of such lines, or in which a number grows, is among the last."""
-    last = max([items(tail, 1), *(starts[0] for _, starts in regular(tail))])
+    rows = (starts[0] for _, starts in regular(tail))
+    last = max([items(tail, 1), *(at for at in rows if measures(line_at(tail, at)))])
     return last >= 0 and tail.count(b"\n", last) <= _LAST
 
 
@@ -254,11 +251,11 @@ def regular(tail: bytes) -> tuple[tuple[bytes, tuple[int, ...]], ...]:
     for _ in range(MOST_ROWS):
         start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
         line = tail[start : start + 300].partition(b"\n")[0]
-        says_none = (_NO_ROW.search(line) or _IDLE.search(line)) and b"%|" not in line
-        says_none = says_none and not measures(line)
-        if not (says_none or _NO_PROGRESS.search(line)):
+        says_none = b"%|" in line or _NO_PROGRESS.search(line)  # a bar is of anything
+        idle = _NO_ROW.search(line) or _IDLE.search(line)
+        if not says_none and (not idle or measures(line)):
             process, words = prefixes.split(line)
-            numbers = _grown(_TIME.sub(b" ", words))
+            numbers = _grown(_without_times(words))
             shape = words.translate(None, _NO_WORDS)[:60]
             if numbers and len(shape) >= SEVERAL:
                 kinds.setdefault((process, shape), []).append((start, numbers))
@@ -269,6 +266,14 @@ def regular(tail: bytes) -> tuple[tuple[bytes, tuple[int, ...]], ...]:
         for (process, _), own in kinds.items()
         if _grows(own)
     )
+
+
+def _without_times(words: bytes) -> bytes:
+    parts, place = [], 0
+    for found in _TIME.finditer(words):
+        parts.append(words[place : found.start()])
+        place = found.end()
+    return b" ".join([*parts, words[place:]])
 
 
 def measures(line: bytes) -> bool:
