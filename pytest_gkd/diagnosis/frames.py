@@ -115,7 +115,7 @@ def phase_of(chain: Chain, last: str = "") -> str:
     possible = log_phases.STARTS if created else log_phases.PHASES
     if phase := _by_table(chain, role, last, possible):
         teachers = (phase, last) == ("actor-init", "teacher-init")
-        return last if teachers and not _is_policys(chain) else phase
+        return last if teachers and not _names_policy(chain) else phase
     for one in chain:
         own = [frame for frame in one.frames[::-1] if not is_general(frame)]
         names = (_by_name(frame, one, role, last) for frame in own)
@@ -134,7 +134,7 @@ def phase_of(chain: Chain, last: str = "") -> str:
     )
 
 
-def _is_policys(chain: Chain) -> bool:
+def _names_policy(chain: Chain) -> bool:
     """Whether the program's own functions or code name the model that is trained."""
     own = (f for one in chain for f in one.frames if not _LIBRARY.search(f.path))
     return any(_POLICY.search(f"{frame.function} {frame.code}") for frame in own)

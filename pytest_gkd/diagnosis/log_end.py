@@ -161,8 +161,9 @@ _EXITS = Pattern(
 _IS_ASKED_TO_END = b"Shutting down FastAPI HTTP server"
 # What begins where a program has ended: a shell's or a notebook's next command, another
 # file (tail's and head's heading).
-COMMAND = Pattern(rb"(?m)^(?:(?:\++|\$) |!)\S")
-OTHERS = Pattern(rb"(?m)^(?:(?:\++|\$) |!)\S|^==> .{1,200} <==\r?$")
+_COMMAND = rb"(?m)^(?:(?:\++|\$) |!)\S"
+COMMAND = Pattern(_COMMAND)
+OTHERS = Pattern(_COMMAND + rb"|^==> .{1,200} <==\r?$")
 # The status that a shell shows.
 _SHOWN_0 = Pattern(rb"(?m)^\$ echo \$\?\r?\n0\r?$|^\+ exit 0\r?$")
 _SHOWN_FAILURE = Pattern(rb"(?m)^\$ echo \$\?\r?\n[1-9]|^\+ exit [1-9]")
@@ -425,9 +426,8 @@ def stuck(tail: bytes) -> bytes:
         0, work_signs.last_sign(tail), work_signs.last_step(tail), work_signs.rows(tail)
     )
     last = log_phases.last_mark(tail)
-    line = work_signs.line_at(
-        tail, last
-    )  # what waits may still be asked, and say that it is idle
+    # What waits may still be asked, and say that it is idle.
+    line = work_signs.line_at(tail, last)
     idle = b"eceived request" in line or b" throughput: 0.0 tokens/s, R" in line
     idle = idle or log_phases.IDLE.search(line) is not None
     since = worked if idle else max(worked, last)

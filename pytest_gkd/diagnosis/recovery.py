@@ -80,11 +80,11 @@ _SLEEPS = Pattern(
     rb"(?i)[^\r\n]*\b(?:sleeping|backing off|retrying) (?:for |in )?[\d.]+ ?s"
     rb"[^\r\n]*"
 )
-# Words of what is wrong, also in Chinese: 错误, 异常, 失败.
+# Words of what is wrong.
 _TROUBLE = Pattern(
     rb"(?i)error|fail|exception|abort|kill|timed? ?out|traceback|refus|cannot|unable"
     rb"|\bdied|\bdead|giv(?:e|ing) up|\bexit|\bstopp|\bsig[a-z]{3,4}\b"
-    rb"|\xe9\x94\x99\xe8\xaf\xaf|\xe5\xbc\x82\xe5\xb8\xb8|\xe5\xa4\xb1\xe8\xb4\xa5"
+    rb"|" + "错误|异常|失败".encode()
 )
 _TO_TRY = Pattern(rb"(?i)\b(?:try|tries|retry\w*|backing off|limit(?:ed)?|attempt)\b")
 # An attempt that failed, and what follows if the next one did not.
@@ -182,25 +182,25 @@ def _calm_from(log: Log) -> int:
     """The byte of the last sign of work if nothing is wrong since it; or -1.
 
     It follows the last error, and no exception ended the process that had it. Of
-    another kind of process two signs are asked for, and three after what no process
-    survives.
+    another kind of process two signs are asked for, and three if since the last several
+    steps there was an error that no process survives.
     """
     troubles = [(hit.order, hit.process, hit.cause) for hit in log.hits if not hit.weak]
     troubles += [(chain[-1].at, chain[-1].process, "") for chain in log.chains]
     if not troubles:
         return -1
     at, process, _ = max(troubles)
-    fatal = any(cause in _FATAL for _, _, cause in troubles)
+    until = _outlived_by(log, SEVERAL)
+    fatal = any(one > until and cause in _FATAL for one, _, cause in troubles)
     found = [_steps_of(log)]
     ends = [chain[-1].at for chain in log.chains if _ends_own(log, chain)]
     if not ends or _begun_again(log, max(ends)):
         found += _regular(log, at)
-    worked = {who for who, _ in found}
     signs = []
     for who, starts in found:
         own = who == process.encode()
         asked = 2 if fatal else 0 if own else 1
-        if len(starts) > asked and (own or _may_go_on(process.encode(), who, worked)):
+        if len(starts) > asked and (own or _may_go_on(process.encode(), who)):
             signs.append(log.tail_at + starts[asked])
     step = max(signs, default=-1)
     return step if at < step and _is_calm(_after(log, step)) else -1
@@ -228,14 +228,14 @@ def _regular(log: Log, at: int) -> Iterator[tuple[bytes, tuple[int, ...]]]:
             yield who, starts
 
 
-def _may_go_on(process: bytes, other: bytes, worked: set[bytes]) -> bool:
+def _may_go_on(process: bytes, other: bytes) -> bool:
     """Whether work of the other tells that an error of the process ended nothing.
 
-    The process is of a kind that a training can do without, and made no steps itself.
+    The process is of a kind that a training can do without.
     """
     kinds = [one.translate(None, work_signs.NO_LETTERS) for one in (process, other)]
     aside = _ASIDE.search(process) and not _MAIN.search(process)
-    return bool(aside) and kinds[0] != kinds[1] and process not in worked
+    return bool(aside) and kinds[0] != kinds[1]
 
 
 def _is_past(log: Log, hit: Hit) -> bool:
@@ -719,7 +719,8 @@ def _installed(log: Log) -> int:
 def _begun_again(log: Log, at: int) -> bool:
     """Whether the program resumes after this byte, or its opening lines appear again.
 
-    What it says of a resumption before its steps may come late, out of a buffer.
+    What it says of a resumption before its steps may come late, out of a buffer. Or a
+    script goes on with the program that trains; what had ended made no steps.
     """
     since = max(0, at - log.tail_at)
     resumes = _RESUMES.search(log.tail, since)

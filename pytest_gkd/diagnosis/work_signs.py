@@ -9,7 +9,7 @@ import functools
 import itertools
 import statistics
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from pytest_gkd.diagnosis import clocks, log_phases, prefixes, tool_output
 from pytest_gkd.diagnosis.patterns import Match, Pattern
@@ -207,6 +207,16 @@ def ends_in_items(tail: bytes) -> bool:
     return last >= 0 and tail.count(b"\n", last) <= _LAST
 
 
+def _lines_back(tail: bytes) -> Iterator[tuple[int, bytes]]:
+    """Where the last lines begin, and what they say, the last first."""
+    start = len(tail)
+    for _ in range(MOST_ROWS):
+        start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
+        yield start, tail[start : start + 400].partition(b"\n")[0]
+        if start == 0:
+            return
+
+
 @functools.lru_cache(maxsize=64)
 def _rows_and_items(
     tail: bytes,
@@ -214,10 +224,7 @@ def _rows_and_items(
     """Where the last rows of each kind and process, and items, begin; backwards."""
     kinds: dict[bytes, dict[bytes, list[_Row]]] = {}
     tallies: dict[tuple[bytes, bytes, bytes], list[tuple[int, int]]] = {}
-    start = len(tail)
-    for _ in range(MOST_ROWS):
-        start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
-        line = tail[start : start + 400].partition(b"\n")[0]
+    for start, line in _lines_back(tail):
         counts = (b"/" in line or b" of " in line) and b"%|" not in line
         tally = _TALLY.search(line) if counts else None
         if (tally or b"." in line) and not _NO_ROW.search(line):
@@ -232,8 +239,6 @@ def _rows_and_items(
             if decimals:
                 kind = kinds.setdefault(words.translate(None, NO_LETTERS)[:60], {})
                 kind.setdefault(process, []).append((start, whole, decimals))
-        if start == 0:
-            break
     rows = ([*filter(None, map(_counted, kind.values()))] for kind in kinds.values())
     items = ((who, _rising(done)) for (who, *_), done in tallies.items())
     return [*filter(None, rows)], [one for one in items if one[1]]
@@ -247,10 +252,7 @@ def regular(tail: bytes) -> tuple[tuple[bytes, tuple[int, ...]], ...]:
     cent, epochs.
     """
     kinds: dict[tuple[bytes, bytes], list[tuple[int, list[float]]]] = {}
-    start = len(tail)
-    for _ in range(MOST_ROWS):
-        start = tail.rfind(b"\n", 0, max(0, start - 1)) + 1
-        line = tail[start : start + 300].partition(b"\n")[0]
+    for start, line in _lines_back(tail):
         says_none = b"%|" in line or _NO_PROGRESS.search(line)  # a bar is of anything
         idle = _NO_ROW.search(line) or _IDLE.search(line)
         if not says_none and (not idle or measures(line)):
@@ -259,8 +261,6 @@ def regular(tail: bytes) -> tuple[tuple[bytes, tuple[int, ...]], ...]:
             shape = words.translate(None, _NO_WORDS)[:60]
             if numbers and len(shape) >= SEVERAL:
                 kinds.setdefault((process, shape), []).append((start, numbers))
-        if start == 0:
-            break
     return tuple(
         (process, tuple(start for start, _ in own))
         for (process, _), own in kinds.items()
