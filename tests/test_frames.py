@@ -456,3 +456,25 @@ def test_whose_a_file_of_windows_is(file: str, own: bool, general: bool) -> None
     assert one.file == file
     assert (frames.is_own(one), frames.is_general(one)) == (own, general)
     assert frames.in_library(raised) is not own
+
+
+@pytest.mark.parametrize(
+    ("raised_in", "last", "phase"),
+    [
+        ("load_model", "teacher-init", "teacher-init"),
+        ("load_model", "config", "actor-init"),
+        ("load_student", "teacher-init", "actor-init"),
+    ],
+)
+def test_a_model_that_fails_after_the_teachers_start_is_the_teacher(
+    raised_in: str, last: str, phase: str
+) -> None:
+    calls = [frame(raised_in), frame("from_pretrained", "transformers/m.py")]
+    text = "\n".join([START, *calls, "ValueError: no"]).encode()
+    chain = exceptions.Near(exceptions.read(text)).around(text.rindex(b"Error"))
+    assert frames.phase_of(chain, last) == phase
+
+
+def test_a_roles_other_names_tell_its_phase() -> None:
+    told = [f"(Oracle pid=7) {START}", f"(Oracle pid=7) {frame('work')}"]
+    assert phase_of(*told, "(Oracle pid=7) ValueError: no") == "teacher"

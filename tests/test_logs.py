@@ -210,6 +210,16 @@ def test_an_empty_or_binary_file_is_refused(tmp_path: Path, content: bytes) -> N
         logs.examine([path], CATALOGUE)
 
 
+def test_a_hole_of_zeros_within_a_log_is_passed_over(tmp_path: Path) -> None:
+    """As a crash of the machine, or a rotation by copying, leaves it."""
+    path = tmp_path / "x.log"
+    path.write_bytes(b"12:00:01 step 1\n" + bytes(8000) + b"\n" + OOM)
+    assert logs.examine([path], CATALOGUE).causes[0].cause == "cuda.oom"
+    path.write_bytes(b"x" * 257 + b"ustar" + bytes(8000) + OOM)
+    with pytest.raises(log_file.LogError, match="contains binary data"):
+        logs.examine([path], CATALOGUE)
+
+
 def test_one_bad_file_does_not_lose_the_others(tmp_path: Path) -> None:
     good = tmp_path / "good.log"
     good.write_bytes(OOM)

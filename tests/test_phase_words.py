@@ -62,6 +62,7 @@ def test_the_phase_of_a_users_own_program(log: dict[str, Any], tmp_path: Path) -
         ("calling up the ray cluster", "ray-init"),
         ("summoning the oracle", "teacher-init"),
         ("hiring 4 storytellers", "rollout-init"),
+        ("[2025-06-11 02:17:20] ---- step 38/40 ----", "after-step"),
         ("large model: reading /m/14b", "teacher-init"),
         ("handing the apprentice's weights to the solvers", "weight-sync"),
         ("small model writes answers", "generation"),

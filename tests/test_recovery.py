@@ -1655,3 +1655,158 @@ def test_an_error_that_a_model_was_given_to_read_is_none() -> None:
     given = "  入力「Bus error (core dumped)」 予測「Killed」\n"
     assert judged(START + steps(1, 4) + given).causes == ()
     assert judged(START + steps(1, 4) + "Bus error (core dumped)\n").causes
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # No quotation holds steps, most of a log, or a hundred lines.
+        steps(1, 4) + "```\n" + steps(5, 6) + CAUGHT + "```\n",
+        "```\n" + CAUGHT + "```\n",
+        steps(1, 4) + "```\n" + "one line of it\n" * 120 + CAUGHT + "```\n",
+        # A part of the training's own words, twice in a log of two files.
+        f"==> errors.log <==\n{UNCAUGHT}==> output.log <==\n{steps(1, 2)}"
+        f"==> errors.log <==\n==> output.log <==\n{steps(3, 5)}",
+    ],
+    ids=range(4),
+)
+def test_what_only_looks_quoted_or_begun_again_is_neither(text: str) -> None:
+    assert judged(text).verdict in {"failed", "unknown"}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "host memory: {0}0.4 GB",
+        "Loading shards: {0}0%|##   | {0}0/100 [00:0{0}<00:09, 1.2it/s]",
+        "packets lost so far: {0}",
+    ],
+)
+def test_lines_that_grow_of_something_else_show_no_work(form: str) -> None:
+    rows = [form.format(n) + "\n" for n in range(1, 9)]
+    text = START + "".join(rows[:4]) + CAUGHT + "".join(rows[4:])
+    assert judged(text).causes[0].cause == "cuda.oom"
+    stored = "".join(f"uploading what epoch {n} has left\n" for n in range(1, 5))
+    assert judged(START + steps(1, 4) + CAUGHT + stored).causes[0].cause == "cuda.oom"
+
+
+def test_what_stands_in_richs_frame_is_no_quotation() -> None:
+    frame = (
+        "╭───── Traceback (most recent call last) ─────╮\n│ /app/train.py:7 in main\n"
+    )
+    frame += f"│ {OOM}\n╰─────────╯\n"
+    assert judged(START + steps(1, 4) + frame).causes[0].cause == "cuda.oom"
+
+
+def test_an_item_that_is_begun_once_more_counts_once() -> None:
+    items = [f"[{n}/9] {name}\n" for n, name in enumerate(("ab", "cd", "ef", "gh"), 1)]
+    after = "".join(line for item in items for line in (item, item))
+    assert survived(judged(START + items[0] + CAUGHT + after)) == ["cuda.oom"]
+
+
+@pytest.mark.parametrize(
+    ("dies", "goes_on", "signs", "verdict"),
+    [
+        ("env-7", "trainer-0", 1, "failed"),
+        ("env-7", "trainer-0", 2, "running"),
+        ("env-7", "env-8", 2, "failed"),
+        ("env-trainer-7", "other-0", 2, "failed"),
+    ],
+)
+def test_who_goes_on_has_to_be_another_and_to_show_it(
+    dies: str, goes_on: str, signs: int, verdict: str
+) -> None:
+    made = [f"{goes_on}  | step {n}0 of 400, ce 1.{n}\n" for n in range(1, 9)]
+    own = "".join(f"{dies}  | {line}\n" for line in CAUGHT.splitlines())
+    text = START + "".join(made[:4]) + own + "".join(made[4 : 4 + signs])
+    assert judged(text).verdict == verdict
+
+
+def test_a_script_may_go_on_after_a_program_that_did_not_train() -> None:
+    warm = "+ python warm.py\n" + START_OF_ALL + UNKNOWN
+    train = "+ accelerate launch t.py\n" + steps(1, 4)
+    assert judged(warm + train).verdict == "running"
+    assert judged("+ python t.py\n" + steps(1, 4) + warm + train).verdict == "unknown"
+
+
+def test_ppos_metrics_are_steps() -> None:
+    """As trl/trainer/ppo_trainer.py logs them."""
+    rows = "".join(
+        f"{{'eps': 7, 'objective/kl': {n}.21, 'objective/entropy': 49.8}}\n"
+        for n in range(4)
+    )
+    bench = "+ ./all_reduce_perf -g 2\n./all_reduce_perf: error while loading shared"
+    bench += " libraries: libcudart.so.11.0: cannot open shared object file\n"
+    text = f"{bench}+ python warm.py\n{UNKNOWN}+ accelerate launch ppo.py\n{rows}"
+    assert judged(bench).causes[0].cause == "env.package-conflict"
+    assert survived(judged(text)) == ["env.package-conflict"]
+
+
+def test_two_lines_after_an_error_go_on_from_one_before_it() -> None:
+    full = "join 2: sort: write failed: /tmp/s1: No space left on device\n"
+    joined = [f"join {n}: ok 11{n} M lines\n" for n in range(1, 5)]
+    head = START + joined[0] + full
+    assert judged(head + joined[2]).causes[0].cause == "env.disk-full"
+    assert judged(head + "".join(joined[2:])).causes == ()
+
+
+def test_llama_cpps_look_for_a_gpu_is_no_certain_end() -> None:
+    """It goes on with the CPU: ggml/src/ggml-cuda/ggml-cuda.cu."""
+    lacks = "failed to initialize CUDA: no CUDA-capable device is detected\n"
+    told = [judged(START + who + lacks).causes[0] for who in ("ggml_cuda_init: ", "")]
+    assert [(one.cause, one.confidence) for one in told] == [
+        ("env.no-gpu", "likely"),
+        ("env.no-gpu", "certain"),
+    ]
+
+
+@pytest.mark.parametrize("last", ["All done\n", "{'train_runtime': 3.0}\n"])
+@pytest.mark.parametrize("how", ["Killed    ", "Segmentation fault   "])
+def test_what_a_shell_saw_die_did_not_finish(how: str, last: str) -> None:
+    died = f"job.sh: line 3: 4711 {how} python train.py\n"
+    assert judged(START + steps(1, 4) + died + last).causes
+    assert judged(START + died + steps(1, 4) + last).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ("训练异常，程序已退出", "unknown"),
+        ("训练失败: 没有空间", "unknown"),
+        ("学習が失敗しました", "unknown"),
+        ("Training abgebrochen", "unknown"),
+        ("训练任务失败，重试", "running"),
+        ("程序异常检测已关闭", "running"),
+    ],
+)
+def test_a_failure_is_one_in_other_languages(words: str, verdict: str) -> None:
+    assert judged(START + steps(1, 4) + words + "\n").verdict == verdict
+
+
+def test_kubectls_prefix_hides_no_kill() -> None:
+    killed = "[pod/trainer-0/main] /entry.sh: line 3:    71 Killed   python t.py\n"
+    assert judged(START + killed).causes[0].cause == "env.killed"
+
+
+def test_what_will_be_retried_and_was_written_is_survived() -> None:
+    told = "{}\nthe shard was written\n"
+    assert judged(START + CAUGHT + told.format("will be retried")).causes == ()
+    assert judged(START + CAUGHT + told.format("is the end")).causes
+
+
+def test_a_socket_that_closed_before_the_work_was_done_is_no_cause() -> None:
+    closed = "[W523 21:36:39.2 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl("
+    closed += "fd=56, addr=[localhost]:41234): failed to recv, got 0 bytes\n"
+    work = "Processed prompts: 100%|####| 64/64 [00:11<00:00,  5.71it/s]\n"
+    wrote = "wrote 64 answers to out/answers.jsonl\n"
+    assert judged(closed + work + wrote).causes == ()
+    assert judged(closed + "INFO loading\n").causes[0].cause == "comm.peer-died"
+
+
+def test_a_server_that_was_asked_to_end_says_so_first() -> None:
+    asked = "INFO 03-04 14:12:31 [launcher.py:110] Shutting down FastAPI HTTP server.\n"
+    died = "ERROR 03-04 14:12:31 [core_client.py:636] Engine core proc EngineCore died"
+    died += " unexpectedly, shutting down client.\nINFO:     Shutting down\n"
+    served = 'INFO: 127.0.0.1 - "POST /v1/completions HTTP/1.1" 200 OK\n'
+    assert judged(served + asked + died).causes == ()
+    assert judged(served + died).causes[0].cause == "vllm.engine-died"

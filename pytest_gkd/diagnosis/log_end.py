@@ -28,15 +28,24 @@ _DEAD = Pattern(
     rb"EngineDeadError|EngineCore encountered a(?:n issue| fatal error)"
     rb"|500 Internal Server Error|Engine core proc \S+ died"
 )
+# The same in Chinese, Japanese and German.
+_FAILS_IN_WORDS = (
+    "(?:训练|程序|进程|任务|作业)(?:已)?(?:失败|崩溃|中断|被终止)",
+    "(?:训练|程序|进程|任务|作业)异常(?:.{0,15}(?:退出|终止|结束|中断)|$)",
+    "(?:学習|訓練|ジョブ|処理)(?:が|は)?(?:失敗|中断|異常終了)",
+    r"\b(?:Training|Lauf) (?:wurde |ist )?(?:abgebrochen|fehlgeschlagen)\b",
+)
 # The program says so of itself, where its message begins or in an error's line.
 RUN_FAILED = Pattern(
     rb"(?i)^(?:.{0,60}(?:[:\]|)>-] *|\b(?:INFO|WARN|WARNING) +)"
     rb"|.{0,60}\b(?-i:ERROR|CRITICAL|FATAL)\b.{0,60}?\b)?(?:the |this )?"
     rb"(?:training|trainer|run|job|fit|main loop)(?: loop| has)?"
-    rb" (?:failed|crashed|aborted)\b.*",
+    rb" (?:failed|crashed|aborted)\b.*"
+    + f"|.*(?:{'|'.join(_FAILS_IN_WORDS)}).*".encode(),
     unless=rb"(?i)\bretr|\bagain\b|\brestart|\battempt|\bprevious|\bearlier|\blast\b"
     rb"|\bresum|\bif\b|\bcontinu|\bskip|\bignor|\b0 of \d"
-    rb"|\b(?:eval\w*|trial|no|when|bench\w*|profil\w*)\b.{0,30}\b(?:run|job|training) ",
+    rb"|\b(?:eval\w*|trial|no|when|bench\w*|profil\w*)\b.{0,30}\b(?:run|job|training) "
+    rb"|" + "重试|重启|跳过|忽略|再試行|スキップ|erneut".encode(),
 )
 # An exception that a line only names, or says to have caught.
 NAMED = Pattern(

@@ -13,6 +13,7 @@ import functools
 import itertools
 import lzma
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -44,6 +45,7 @@ WRITER_S = 10.0
 PEEK = 1 << 16
 # This many zero bytes are no text.
 HOLE = 64
+_HOLES = re.compile(rb"\0{%d,}" % HOLE)
 
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 ZSTD = b"\x28\xb5\x2f\xfd"
@@ -382,11 +384,10 @@ def _utf16(start: bytes) -> str:
 
 
 def _refuse_binary(start: bytes, name: str) -> None:
-    sample = start[:8192]
+    sample = _HOLES.sub(b"", start)[:8192]
     control = sum(byte < 9 or 13 < byte < 27 for byte in sample)
-    if sample.startswith((b"\x7fELF", b"PAR1", b"PK\x03\x04")) or (
-        control > len(sample) * 0.3
-    ):
+    packed = sample.startswith((b"\x7fELF", b"PAR1", b"PK\x03\x04"))
+    if (packed or start[257:262] == b"ustar") or (control > len(sample) * 0.3):
         raise LogError(f"{name}: contains binary data, not the text of a log")
 
 

@@ -216,14 +216,15 @@ def _steps_of(log: Log) -> tuple[bytes, tuple[int, ...]]:
 def _regular(log: Log, at: int) -> Iterator[tuple[bytes, tuple[int, ...]]]:
     """The lines in which a number grows, of the program that had the error at a byte.
 
-    Those of which there were none before it have to measure what trainings measure.
+    They have to be known from before it, once if it is followed by two, or to measure
+    what trainings measure.
     """
     since = max(0, at - log.tail_at)
     others = log_end.OTHERS.search(log.tail, since)
     end = others.start() if others else len(log.tail)
     for who, starts in work_signs.regular(log.tail):
         line = work_signs.line_at(log.tail, starts[0])
-        known = len(starts) > 1 and starts[-2] < since
+        known = starts[-2] < since or starts[-1] < since < starts[1]
         if since < starts[0] < end and (known or work_signs.measures(line)):
             yield who, starts
 

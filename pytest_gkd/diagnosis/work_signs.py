@@ -65,7 +65,7 @@ _ANY_NUMBER = Pattern(
 # What trainings measure and count, also in Spanish, Chinese and Japanese.
 _MEASURES = Pattern(
     rb"(?i)\b(?:loss|reward|acc|accuracy|epochs?|kl|lr|ppl|elo|ce|nll|grad\w*|entropy"
-    rb"|perplexity|tokens|p\xc3\xa9rdida)\b|"
+    rb"|perplexity|tokens|tok/s|p\xc3\xa9rdida)\b|"
     + "损失|損失|奖励|報酬|准确率|正解率".encode()
 )
 _STORES = Pattern(rb"(?i)sav(?:e|ing)|dump|upload|emergency|shard|flush|clean|releas")
