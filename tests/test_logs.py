@@ -215,9 +215,10 @@ def test_a_hole_of_zeros_within_a_log_is_passed_over(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     path.write_bytes(b"12:00:01 step 1\n" + bytes(8000) + b"\n" + OOM)
     assert logs.examine([path], CATALOGUE).causes[0].cause == "cuda.oom"
-    path.write_bytes(b"x" * 257 + b"ustar" + bytes(8000) + OOM)
-    with pytest.raises(log_file.LogError, match="contains binary data"):
-        logs.examine([path], CATALOGUE)
+    for start in (b"SQLite format 3\0\n", b"\x93NUMPY\n", b"folder/x.log"):
+        path.write_bytes(start + bytes(8000) + OOM)
+        with pytest.raises(log_file.LogError, match="contains binary data"):
+            logs.examine([path], CATALOGUE)
 
 
 def test_one_bad_file_does_not_lose_the_others(tmp_path: Path) -> None:

@@ -1742,12 +1742,29 @@ def test_ppos_metrics_are_steps() -> None:
     assert survived(judged(text)) == ["env.package-conflict"]
 
 
-def test_two_lines_after_an_error_go_on_from_one_before_it() -> None:
+def test_a_line_whose_next_says_that_it_is_tried_again_may_go_well() -> None:
     full = "join 2: sort: write failed: /tmp/s1: No space left on device\n"
-    joined = [f"join {n}: ok 11{n} M lines\n" for n in range(1, 5)]
-    head = START + joined[0] + full
-    assert judged(head + joined[2]).causes[0].cause == "env.disk-full"
-    assert judged(head + "".join(joined[2:])).causes == ()
+    again = "join 2: rc 2, retry 1 of 3\n"
+    last = again.replace("1 of 3", "3 of 3")
+    assert judged(START + full + again + "join 2: ok 9 M lines\n").causes == ()
+    for end in (again, last + "join 3: ok 9 M lines\n", again + "join 2 died\n"):
+        assert judged(START + full + end).causes[0].cause == "env.disk-full"
+
+
+def test_ranks_that_come_after_one_that_failed_show_no_work() -> None:
+    said = [f"INFO rank {n}: optimizer shard written\n" for n in (0, 2, 3)]
+    full = "ERROR rank 1: [Errno 28] No space left on device: '/ckpt/1.pt'\n"
+    text = START + steps(1, 4) + said[0] + full + "".join(said[1:])
+    assert judged(text).causes[0].cause == "env.disk-full"
+
+
+@pytest.mark.parametrize("rate", ["0.0 tok/s", "0 tokens/s"])
+def test_a_rate_of_nothing_is_no_work(rate: str) -> None:
+    beats = "".join(f"heartbeat uptime {n} rollout {rate}\n" for n in (91, 151, 211))
+    text = START + steps(1, 4) + CAUGHT + beats
+    assert judged(text).causes[0].cause == "cuda.oom"
+    works = text.replace("0.0 tok/s", "9.1 tok/s").replace("0 tokens/s", "9 tokens/s")
+    assert judged(works).causes == ()
 
 
 def test_llama_cpps_look_for_a_gpu_is_no_certain_end() -> None:
@@ -1772,20 +1789,35 @@ def test_what_a_shell_saw_die_did_not_finish(how: str, last: str) -> None:
     ("words", "verdict"),
     [
         ("训练异常，程序已退出", "unknown"),
-        ("训练失败: 没有空间", "unknown"),
-        ("学習が失敗しました", "unknown"),
-        ("Training abgebrochen", "unknown"),
+        ("12:00:09 ERROR 训练失败: 没有空间", "unknown"),
+        ("12:00:09 ERROR 训练过程中发生错误，训练终止", "unknown"),
+        ("12:00:09 ERROR 学習に失敗しました", "unknown"),
+        ("FEHLER Das Training wurde vorzeitig abgebrochen", "unknown"),
         ("训练任务失败，重试", "running"),
-        ("程序异常检测已关闭", "running"),
+        ("评测: 程序失败 0 个, 通过 64 个", "running"),
+        ("训练失败率 0.0%", "running"),
+        ("检查点已保存，训练中断可从此处恢复", "running"),
+        ("INFO 学習が中断された場合は --resume で再開できます", "running"),
+        ("gespeichert; falls das Training abgebrochen wird, hier weiter", "running"),
     ],
 )
 def test_a_failure_is_one_in_other_languages(words: str, verdict: str) -> None:
     assert judged(START + steps(1, 4) + words + "\n").verdict == verdict
 
 
+def test_kills_that_a_control_group_counts_end_no_run_that_ended_well() -> None:
+    counts = "memory.events: max 8 oom 1 oom_kill 1 oom_group_kill 0\n"
+    assert judged(START + steps(1, 4) + counts).causes[0].cause == "env.host-oom"
+    assert judged(START + "low 0\noom_kill 1\n").causes[0].cause == "env.host-oom"
+    done = START + steps(1, 4) + "Training completed\n" + counts
+    assert judged(done).verdict == "healthy"
+
+
 def test_kubectls_prefix_hides_no_kill() -> None:
-    killed = "[pod/trainer-0/main] /entry.sh: line 3:    71 Killed   python t.py\n"
-    assert judged(START + killed).causes[0].cause == "env.killed"
+    killed = "/entry.sh: line 3:    71 Killed   python t.py\n"
+    for at in ("", "2025-06-11T09:00:32.123456789Z "):
+        text = START + "[pod/trainer-0/main] " + at + killed
+        assert judged(text).causes[0].cause == "env.killed"
 
 
 def test_what_will_be_retried_and_was_written_is_survived() -> None:

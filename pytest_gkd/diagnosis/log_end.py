@@ -28,24 +28,26 @@ _DEAD = Pattern(
     rb"EngineDeadError|EngineCore encountered a(?:n issue| fatal error)"
     rb"|500 Internal Server Error|Engine core proc \S+ died"
 )
-# The same in Chinese, Japanese and German.
-_FAILS_IN_WORDS = (
-    "(?:训练|程序|进程|任务|作业)(?:已)?(?:失败|崩溃|中断|被终止)",
-    "(?:训练|程序|进程|任务|作业)异常(?:.{0,15}(?:退出|终止|结束|中断)|$)",
-    "(?:学習|訓練|ジョブ|処理)(?:が|は)?(?:失敗|中断|異常終了)",
-    r"\b(?:Training|Lauf) (?:wurde |ist )?(?:abgebrochen|fehlgeschlagen)\b",
+# The program says so of itself, where its message begins or in an error's line; also in
+# Chinese, Japanese and German.
+_FAILS_IN_WORDS = "|".join(
+    (
+        "训练(?:任务|进程)?(?:已|被)?(?:失败|崩溃|中断|终止|异常(?:退出|终止|结束|中断))",
+        "训练(?:过程中?)?(?:发生|出现)?(?:错误|异常).{0,60}(?:退出|终止|停止)",
+        "(?:学習|訓練)(?:が|は|に)?(?:失敗|中断|異常終了)",
+        r"(?:das |der )?(?:training|lauf) (?:\w+ ){0,3}(?:abgebrochen|fehlgeschlagen)",
+    )
 )
-# The program says so of itself, where its message begins or in an error's line.
 RUN_FAILED = Pattern(
     rb"(?i)^(?:.{0,60}(?:[:\]|)>-] *|\b(?:INFO|WARN|WARNING) +)"
-    rb"|.{0,60}\b(?-i:ERROR|CRITICAL|FATAL)\b.{0,60}?\b)?(?:the |this )?"
+    rb"|.{0,60}\b(?-i:ERROR|CRITICAL|FATAL|FEHLER)\b.{0,60}?(?:\b| ))?"
+    rb"(?:(?:the |this )?"
     rb"(?:training|trainer|run|job|fit|main loop)(?: loop| has)?"
-    rb" (?:failed|crashed|aborted)\b.*"
-    + f"|.*(?:{'|'.join(_FAILS_IN_WORDS)}).*".encode(),
+    rb" (?:failed|crashed|aborted)\b|" + _FAILS_IN_WORDS.encode() + rb").*",
     unless=rb"(?i)\bretr|\bagain\b|\brestart|\battempt|\bprevious|\bearlier|\blast\b"
     rb"|\bresum|\bif\b|\bcontinu|\bskip|\bignor|\b0 of \d"
     rb"|\b(?:eval\w*|trial|no|when|bench\w*|profil\w*)\b.{0,30}\b(?:run|job|training) "
-    rb"|" + "重试|重启|跳过|忽略|再試行|スキップ|erneut".encode(),
+    rb"|erneut|" + "率|重试|重启|跳过|忽略|恢复|再試行|再開|スキップ|なし".encode(),
 )
 # An exception that a line only names, or says to have caught.
 NAMED = Pattern(

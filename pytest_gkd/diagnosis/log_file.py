@@ -46,6 +46,8 @@ PEEK = 1 << 16
 # This many zero bytes are no text.
 HOLE = 64
 _HOLES = re.compile(rb"\0{%d,}" % HOLE)
+# How programs, tables, archives, databases and arrays begin.
+_NO_LOGS = (b"\x7fELF", b"PAR1", b"PK\x03\x04", b"SQLite format 3\0", b"\x93NUMPY")
 
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
 ZSTD = b"\x28\xb5\x2f\xfd"
@@ -384,10 +386,10 @@ def _utf16(start: bytes) -> str:
 
 
 def _refuse_binary(start: bytes, name: str) -> None:
-    sample = _HOLES.sub(b"", start)[:8192]
+    begin = start.partition(bytes(HOLE))[0]
+    sample = (_HOLES.sub(b"", start) if b"\n" in begin else start)[:8192]
     control = sum(byte < 9 or 13 < byte < 27 for byte in sample)
-    packed = sample.startswith((b"\x7fELF", b"PAR1", b"PK\x03\x04"))
-    if (packed or start[257:262] == b"ustar") or (control > len(sample) * 0.3):
+    if start.startswith(_NO_LOGS) or control > len(sample) * 0.3:
         raise LogError(f"{name}: contains binary data, not the text of a log")
 
 

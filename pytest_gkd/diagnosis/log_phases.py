@@ -70,7 +70,7 @@ CAUSED_IN: dict[str, str] = {
 # One completed training step, however the framework prints it.
 STEP = Pattern(
     rb"\bstep:\d+ - |\{'loss': |\{'train_loss|'reward': -?\d"
-    rb"|\{'eps': \d+, 'objective/"  # trl/trainer/ppo_trainer.py
+    rb"|\{'eps': \d+, 'objective/"  # of TRL's PPOTrainer
     rb"|Training Progress: +\d+%\|.{0,80}\| [1-9]\d*/"
     rb"|\b(?:iteration|[Ss]tep|global_step|iter|[Ee]poch|[Bb]atch|[Uu]pdate|[Rr]ound)"
     rb"[ =:]+\d+[^\r\n]{0,300}[Ll]oss"

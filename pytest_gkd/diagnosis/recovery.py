@@ -216,15 +216,14 @@ def _steps_of(log: Log) -> tuple[bytes, tuple[int, ...]]:
 def _regular(log: Log, at: int) -> Iterator[tuple[bytes, tuple[int, ...]]]:
     """The lines in which a number grows, of the program that had the error at a byte.
 
-    They have to be known from before it, once if it is followed by two, or to measure
-    what trainings measure.
+    They have to be known from before it, or to measure what trainings measure.
     """
     since = max(0, at - log.tail_at)
     others = log_end.OTHERS.search(log.tail, since)
     end = others.start() if others else len(log.tail)
     for who, starts in work_signs.regular(log.tail):
         line = work_signs.line_at(log.tail, starts[0])
-        known = starts[-2] < since or starts[-1] < since < starts[1]
+        known = starts[-2] < since
         if since < starts[0] < end and (known or work_signs.measures(line)):
             yield who, starts
 
@@ -518,7 +517,8 @@ def _handled(log: Log, hit: Hit) -> bool:
 def _in_attempt(log: Log, hit: Hit) -> bool:
     """Whether a line is of an attempt that is not the last, and the next went well.
 
-    It is in the exceptions that ended the attempt, just before them, or alone.
+    It is in the exceptions that ended the attempt, just before them, or alone, and then
+    the line after it may count the next one.
     """
     if hit.order < log.tail_at:
         return False
@@ -526,7 +526,11 @@ def _in_attempt(log: Log, hit: Hit) -> bool:
     chain = log.near.around(next_line, hit.process)
     if chain and next_line <= max(one.end for one in chain) + 1:
         return _caught(log, chain)
-    return _tried_again(log, [hit.text.encode()], hit.order)
+    after = _after(log, hit.order)
+    next_one = None if chain else _WAITS.search(after.partition(b"\n")[0][:300])
+    tries = next_one and next_one[b"all"] and not _is_last(next_one)
+    again = _tried_again(log, [hit.text.encode()], hit.order)
+    return again or bool(tries and _ends_well(after))
 
 
 def _of_answers(log: Log) -> exceptions.Places:

@@ -79,7 +79,7 @@ _THOUSANDS = Pattern(rb"^\d{1,3}(?:[.,]\d{3}){1,3}$")
 _NO_PROGRESS = Pattern(
     rb"(?i)wait|retr|exit|signal|kill|abort|\btr(?:y|ies|ied)\b|attempt|error|fail"
     rb"|exception|skip|drop|lost|timeout|timed out|\bping|sleep|idle|restart|\bno\b"
-    rb"|\bnot\b|\bFile \"|warte|versuch|nicht\b|"
+    rb"|\bnot\b|\bFile \"|\b0(?:\.0+)? ?[a-z]+/s\b|warte|versuch|nicht\b|"
     + "重试|等待|失败|错误|跳过|再試行|失敗|待機".encode()
 )
 # Why a run may end before its last step.
