@@ -13,7 +13,6 @@ import functools
 import itertools
 import lzma
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -27,6 +26,7 @@ from typing import IO, Any
 from pytest_gkd.diagnosis import exceptions, parts
 from pytest_gkd.diagnosis.catalogue import Catalogue
 from pytest_gkd.diagnosis.metrics.series import Collector
+from pytest_gkd.diagnosis.patterns import Pattern
 from pytest_gkd.diagnosis.scan import Hit, Scanner, blanked, index
 from pytest_gkd.language import marked
 
@@ -45,7 +45,7 @@ WRITER_S = 10.0
 PEEK = 1 << 16
 # This many zero bytes are no text.
 HOLE = 64
-_HOLES = re.compile(rb"\0{%d,}" % HOLE)
+_HOLES = Pattern(rb"\x00{%d,}" % HOLE)
 # How programs, tables, archives, databases and arrays begin.
 _NO_LOGS = (b"\x7fELF", b"PAR1", b"PK\x03\x04", b"SQLite format 3\0", b"\x93NUMPY")
 
@@ -387,7 +387,7 @@ def _utf16(start: bytes) -> str:
 
 def _refuse_binary(start: bytes, name: str) -> None:
     begin = start.partition(bytes(HOLE))[0]
-    sample = (_HOLES.sub(b"", start) if b"\n" in begin else start)[:8192]
+    sample = (_HOLES.without(start) if b"\n" in begin else start)[:8192]
     control = sum(byte < 9 or 13 < byte < 27 for byte in sample)
     if start.startswith(_NO_LOGS) or control > len(sample) * 0.3:
         raise LogError(f"{name}: contains binary data, not the text of a log")
