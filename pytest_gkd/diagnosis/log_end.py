@@ -344,7 +344,7 @@ def exits(tail: bytes, at: int) -> bool:
     begin = tail.rfind(b"\n", 0, at) + 1
     shell = OTHERS.search(tail, begin)
     end = shell.start() if shell else len(tail)
-    own = [plain(line) for line in tail[begin:end].splitlines() if line.strip()]
+    own = (plain(line) for line in tail[begin:end].splitlines() if line.strip())
     if not all(map(_EXITS.search, own)) or _SHOWN_FAILURE.search(tail, end):
         return False
     said = work_signs.last_lines(tail[:begin], 25)

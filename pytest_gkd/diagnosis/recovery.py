@@ -240,10 +240,10 @@ def _may_go_on(process: bytes, other: bytes) -> bool:
 
 def _is_past(log: Log, hit: Hit) -> bool:
     """Whether work was done after a line of no exception, and all ended well."""
+    if log.near.around(hit.order, hit.process) or not log_end.ends_well(log.tail):
+        return False
     after = _after(log, hit.order)
-    alone = not log.near.around(hit.order, hit.process)
-    works = log_phases.WORKING.search(after) is not None
-    return alone and works and _is_calm(after) and log_end.ends_well(log.tail)
+    return log_phases.WORKING.search(after) is not None and _is_calm(after)
 
 
 def _is_calm(text: bytes) -> bool:
