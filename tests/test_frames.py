@@ -17,10 +17,11 @@ def frame(function: str, file: str = "a.py") -> str:
     return f'  File "/opt/{file}", line 7, in {function}\n    {function}()'
 
 
-def phase_of(*lines: str) -> str:
+def phase_of(*lines: str, last: str = "") -> str:
     text = "\n".join(lines).encode()
     chains = exceptions.read(text)
-    return frames.phase_of(exceptions.Near(chains).around(text.rindex(b"Error")))
+    chain = exceptions.Near(chains).around(text.rindex(b"Error"))
+    return frames.phase_of(chain, last)
 
 
 @pytest.mark.parametrize(
@@ -470,9 +471,7 @@ def test_a_model_that_fails_after_the_teachers_start_is_the_teacher(
     raised_in: str, last: str, phase: str
 ) -> None:
     calls = [frame(raised_in), frame("from_pretrained", "transformers/m.py")]
-    text = "\n".join([START, *calls, "ValueError: no"]).encode()
-    chain = exceptions.Near(exceptions.read(text)).around(text.rindex(b"Error"))
-    assert frames.phase_of(chain, last) == phase
+    assert phase_of(START, *calls, "ValueError: no", last=last) == phase
 
 
 def test_a_roles_other_names_tell_its_phase() -> None:

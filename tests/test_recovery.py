@@ -1686,6 +1686,9 @@ def test_lines_that_grow_of_something_else_show_no_work(form: str) -> None:
     rows = [form.format(n) + "\n" for n in range(1, 9)]
     text = START + "".join(rows[:4]) + CAUGHT + "".join(rows[4:])
     assert judged(text).causes[0].cause == "cuda.oom"
+
+
+def test_what_is_stored_is_no_work() -> None:
     stored = "".join(f"uploading what epoch {n} has left\n" for n in range(1, 5))
     assert judged(START + steps(1, 4) + CAUGHT + stored).causes[0].cause == "cuda.oom"
 
@@ -1730,7 +1733,7 @@ def test_a_script_may_go_on_after_a_program_that_did_not_train() -> None:
 
 
 def test_ppos_metrics_are_steps() -> None:
-    """As trl/trainer/ppo_trainer.py logs them."""
+    """As TRL's PPOTrainer logs them."""
     rows = "".join(
         f"{{'eps': 7, 'objective/kl': {n}.21, 'objective/entropy': 49.8}}\n"
         for n in range(4)
