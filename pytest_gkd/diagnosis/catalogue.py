@@ -140,7 +140,7 @@ class Signature:
 
     def facts_in(self, line: bytes) -> dict[str, str] | None:
         """The facts in a line that contains a ``text``; None if it does not match."""
-        if self.unless and any(text in line for text in _encoded(self.unless)):
+        if self.unless and any(map(line.__contains__, _encoded(self.unless))):
             return None
         if not self.pattern:
             return {}

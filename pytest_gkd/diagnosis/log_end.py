@@ -359,6 +359,7 @@ def exits(tail: bytes, at: int) -> bool:
     return saved or leaves or _closes(said)
 
 
+@functools.lru_cache(maxsize=64)
 def ends_well(tail: bytes) -> bool:
     """Whether the last words say that something is saved, or all is done."""
     last = _last_words(tail)

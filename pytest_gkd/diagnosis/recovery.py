@@ -283,6 +283,8 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
     starved = not run_over and _starved(log)
     until, last = (outlived_until(log, n) if log.hits else -1 for n in (SEVERAL, 1))
     known = {_words(hit.text.encode()) for hit in log.hits if hit.order < until}
+    rows = work_signs.rows(log.tail)
+    finite = max(log.metrics.finite_from, log.tail_at + rows if rows >= 0 else -1)
     for hit in map(_in_earnest, log.hits):
         at = hit.order - log.tail_at
         outlived = works and (
@@ -296,9 +298,7 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             continue
         if hit.signature.silent:
             skipped = hit.order < until and _handled(log, hit)
-            rows = work_signs.rows(log.tail)
-            finite = log.metrics.recovered(hit.order) or (rows >= 0 and at < rows)
-            if hit.cause != "train.nan" or not (skipped or finite):
+            if hit.cause != "train.nan" or not (skipped or hit.order < finite):
                 yield hit
         elif outlived or (symptom and work_signs.went_on(log.tail, at)):
             continue
@@ -682,11 +682,13 @@ def _ends_program(chain: exceptions.Chain) -> bool:
 
 def _ends_own(log: Log, chain: exceptions.Chain) -> bool:
     """Whether nobody caught it, and no tool, answer or quotation holds it."""
+    if not _ends_program(chain):
+        return False  # like most
     of_other = _is_of_tool(log, chain) or _is_of_answer(log, chain)
     of_other = of_other or _is_of_helper(chain)
     executed = _is_executed(chain) and chain is not log.chains[-1]
     quoted = any(line.strip() == b"```" for line in _before(log, chain))
-    return _ends_program(chain) and not (of_other or executed or quoted)
+    return not (of_other or executed or quoted)
 
 
 def _is_of_helper(chain: exceptions.Chain) -> bool:

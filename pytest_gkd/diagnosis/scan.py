@@ -36,6 +36,7 @@ REBUILD_BYTES = 1 << 22
 THREADS = 2
 
 _ANSI = Pattern(rb"(?:\x1b\[[0-9;?]*[A-Za-z]|\x00)+")
+_MARKS = (b"\x1b", b"\x00", b" [repeated ")
 _NOTE = Pattern(
     rb"(?:NCCL )?\b(?:WARNING|WARN|INFO|DEBUG|warning|Warning)\b"
     rb"|(?:User|Future|Deprecation|Runtime|Resource)Warning"
@@ -181,7 +182,7 @@ class Scanner:
         end = max(self._new, text.rfind(b"\n") + 1)
         self._pass_on(text, end if len(text) - end <= LONG else len(text) - WINDOW)
         if self._offset >= self._rebuild_at:
-            self._rebuild_at *= 4
+            self._rebuild_at *= 8
             self._drain()  # what is being searched holds the automaton
             self._texts = tuple(dict.fromkeys((*self._open, *self._watched)))
             del self._automaton  # a second one beside it takes 40 MiB
@@ -437,7 +438,7 @@ def segment(block: bytes, position: int) -> tuple[int, int]:
 def tidy(block: bytes, start: int, position: int, end: int) -> tuple[bytes, int]:
     """The line without colours and fold marks, and the match's offset in it."""
     line = block[start:end]
-    if not any(mark in line for mark in (b"\x1b", b"\x00", b" [repeated ")):
+    if not any(map(line.__contains__, _MARKS)):
         return line.rstrip(), position - start  # like most lines
     before = uncoloured(block[start:position])
     line = before + uncoloured(block[position:end])

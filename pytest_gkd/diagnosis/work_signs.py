@@ -112,8 +112,8 @@ TRAINS = Pattern(
 
 def last_lines(tail: bytes, count: int = _LAST) -> list[bytes]:
     """The last nonblank lines that quote nothing, without colours and prefixes."""
-    lines = [plain(line) for line in tool_output.unquoted(tail[-20000:])]
-    return [line for line in lines if line.strip()][-count:]
+    lines = map(plain, reversed([*tool_output.unquoted(tail[-20000:])]))
+    return [*itertools.islice(filter(bytes.strip, lines), count)][::-1]
 
 
 def no_step_is_left(last: list[bytes]) -> bool:

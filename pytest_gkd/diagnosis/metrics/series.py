@@ -212,7 +212,7 @@ class Collector:
         taken, at = 0, 0
         for line in window.split(b"\n")[:-1]:
             part = line[: line.find(b"\r") if b"\r" in line else len(line)]
-            if self.follows or any(mark in part for mark in self.markers):
+            if self.follows or any(map(part.__contains__, self.markers)):
                 self._seen += 1
                 if taken < SAMPLE:
                     taken += len(part)
@@ -327,9 +327,10 @@ class Collector:
                 return pace if math.isfinite(pace) else None
         return None
 
-    def recovered(self, order: int) -> bool:
-        """Whether training goes on with finite numbers well after this byte."""
-        return order < self.went_on_from(GOES_ON)
+    @property
+    def finite_from(self) -> int:
+        """The byte from which training goes on with finite numbers; -1 for none."""
+        return self.went_on_from(GOES_ON)
 
     def went_on_from(self, steps: int) -> int:
         """The byte where the last ``steps`` training steps begin; -1 without any.
