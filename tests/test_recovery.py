@@ -1845,3 +1845,56 @@ def test_a_server_that_was_asked_to_end_says_so_first() -> None:
     served = 'INFO: 127.0.0.1 - "POST /v1/completions HTTP/1.1" 200 OK\n'
     assert judged(served + asked + died).causes == ()
     assert judged(served + died).causes[0].cause == "vllm.engine-died"
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict"),
+    [("Successfully completed.", "healthy"), ("Exited with exit code 1.", "unknown")],
+)
+def test_lsfs_report_of_a_job_is_no_signal(told: str, verdict: str) -> None:
+    report = "Started at Tue Nov  4 09:12:18 2025\nTerminated at Tue Nov  4 11:49:52"
+    report += f" 2025\n\n{told}\n\nResource usage summary:\n\n    Run time : 9 s\n"
+    assert judged(START + own_steps(1, 4) + report).verdict == verdict
+
+
+def test_bashs_word_for_a_signal_is_one() -> None:
+    told = "run.sh: line 3:    71 Terminated              python t.py\n"
+    assert judged(START + steps(1, 4) + told).ended_by == "SIGTERM"
+    assert judged(START + steps(1, 4) + "Terminated\r\n").ended_by == "SIGTERM"
+
+
+def test_a_bar_of_lightnings_training_is_a_step() -> None:
+    bar = "Epoch 0:  %d%%|#   | %d/25000 [08:11<5:35:40,  1.02it/s, v_num=9, kd=0.5]\n"
+    stop = "[rank: 1] Received SIGTERM: bypassing SIGTERM handler.\n"
+    told = bar % (12, 3000) + bar % (16, 4000) + stop
+    assert judged(told).ended_by == "SIGTERM"
+    assert judged(told + bar % (18, 4500)).verdict == "running"
+
+
+def test_who_waited_has_waited_once_a_step_is_made() -> None:
+    said = "(raylet) [2025-10-05 23:03:40,110 E 1 1] (raylet) worker_pool.cc:586: Some "
+    said += "workers of the worker process(9991) have not registered within the timeout"
+    step = "=== Step 6{0}/500 ===\n▶ Training policy...\n  • Total step time: 8{0}.1s\n"
+    assert judged(step.format(1) + said).causes[0].cause == "ray.worker-start"
+    assert judged(step.format(1) + said + "\n" + step.format(2)).causes == ()
+
+
+def test_compose_pads_the_names_of_processes() -> None:
+    line = "teacher-kd  |  shard %03d/012  3,1%02d pairs/min\n"
+    died = "teacher-kd  |  RuntimeError: DataLoader worker (pid 6) is killed by "
+    died += "signal: Segmentation fault.\n"
+    told = "".join(line % (n, n) for n in (0, 4)) + died
+    assert judged(told).causes[0].cause == "data.worker-died"
+    assert judged(told + "".join(line % (n, n) for n in (6, 9, 11))).causes == ()
+
+
+def test_torchs_frames_in_cpp_are_of_an_exit() -> None:
+    closed = """\
+[W527 09:09:13.131 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=71, \
+addr=[node04]:51172, remote=[node04]:40801): Connection reset by peer
+Exception raised from recvBytes at /pytorch/torch/csrc/Utils.hpp:675 \
+(most recent call first):
+frame #0: c10::Error::Error(std::string) + 0x98 (0x7f1 in libc10.so)
+"""
+    for last in ("Final validation metrics: {'a': 1}\n", "Job finished after 9 s\n"):
+        assert judged(steps(1, 4) + last + closed).verdict == "healthy"

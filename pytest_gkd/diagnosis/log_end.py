@@ -162,6 +162,7 @@ _EXITS = Pattern(
     rb"destroy_process_group\(\) was not called"
     rb"|Failed to check the \"should dump\" flag"
     rb"|(?:recvValue|sendBytes|recvBytes) failed on SocketImpl"
+    rb"|Exception raised from (?:recv|send)\w+ at |\bframe #\d+: .* \(0x\w+ in "
     rb"|Engine core proc \S+ died unexpectedly, shutting down client"
     rb"|Shutting down(?: FastAPI HTTP server\.)?$|Waiting for application shutdown"
     rb"|Application shutdown complete|Finished server process"

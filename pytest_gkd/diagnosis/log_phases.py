@@ -76,7 +76,8 @@ STEP = Pattern(
     rb"[ =:]+\d+[^\r\n]{0,300}[Ll]oss"
     rb"|['\"](?:global_)?(?:step|iter(?:ation)?)['\"]: \d+"
     rb"[^\r\n]{0,300}loss['\"]: -?[\d.]"
-    rb"|\| [1-9]\d*/\d+ \[[^\]\r\n]{0,80}loss=|\bstep=\d+, skipped="
+    rb"|\| [1-9]\d*/\d+ \[[^\]\r\n]{0,80}(?:loss|v_num)=|\bstep=\d+, skipped="
+    rb"|Total step time: [\d.]+ ?s"
     rb"|INFO: update actor done"
 )
 # Nothing follows these but the end of the program.
@@ -88,14 +89,14 @@ FINISHED = Pattern(
     rb"|\[after training is done\]"
     rb"|\b[Dd]one training in [\d.]+ seconds"
     rb"|Max number of (?:steps|epochs) has been reached, stopping training"
-    rb"|exiting program after [\d.]+ minutes|^Successfully completed\.$"
+    rb"|exiting program after [\d.]+ minutes|(?m:^Successfully completed\.\r?$)"
     rb"|Training took: |Finished server process|\bJob 'raysubmit_\w+' succeeded"
     rb"|\bSUCCEEDED\b|" + "正常終了|正常结束".encode() + rb""
     rb"|\b(?:exited|finished|completed) with (?:exit )?(?:code|status):? 0\b"
     rb"|(?:(?:failed|died) with )?\bexit (?:code|status):? 0\b"
     rb"|Successfully installed "
     rb"|=+ \d+ passed(?:, \d+ (?:skipped|warnings?|deselected))* in [\d.]+s"
-    rb"|^\d+ passed in [\d.]+s"
+    rb"|(?m:^\d+ passed in [\d.]+s)"
     rb"|\b(?:All done|Run complete|Job completed|run completed)\b",
     unless=rb"^(?:failed|died) with |^(?:" + "非|不".encode() + rb")",
 )
@@ -121,7 +122,8 @@ IDLE = Pattern(
     rb", Running: [1-9]"
 )
 STACKS = Pattern(
-    rb"(?m)^ *Timeout \(\d+:\d\d:\d\d\)!|\(most recent call first\):"
+    rb"(?m)^ *Timeout \(\d+:\d\d:\d\d\)!"
+    rb"|(?:\bStack|[Tt]hread .{0,80}) \(most recent call first\):"
     rb"|^ *Thread (?:0x)?[\dA-Fa-f]+ \((?:idle|active)",
 )
 # Someone waiting, or the cluster, ended the run: Python, a terminal, torchrun's
@@ -133,7 +135,8 @@ INTERRUPT = Pattern(
     rb"|[Rr]eceiv(?:ed|ing) (?:signal )?(?P<name>SIGINT|SIGTERM|SIGHUP)\b"
     rb"|[Rr]eceived signal (?P<plain>1|2|15)\b"
     rb"|(?P<slurm>CANCELLED AT) [\dT:-]+(?: DUE TO (?P<why>TIME LIMIT|PREEMPTION))?"
-    rb"|^(?:[^ \r\n]{1,200}: line \d{1,6}: +\d{1,9} )?(?P<bash>Terminated|Hangup)\b",
+    rb"|^(?:[^ \r\n]{1,200}: line \d{1,6}: +\d{1,9} )?(?P<bash>Terminated|Hangup)"
+    rb"(?: {2,}\S.*)?\r?$",
 )
 _SIGNALS = {b"1": "SIGHUP", b"2": "SIGINT", b"15": "SIGTERM"}
 _SIGNALS |= {b"Terminated": "SIGTERM", b"Hangup": "SIGHUP"}

@@ -320,12 +320,18 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             or _in_refused(log, hit)
             or _ray_retries(log, hit)
             or _known_to_go_on(log, hit, known)
-            or (hit.signature.waits and _COMES.search(_after(log, hit.order)))
+            or (hit.signature.waits and _has_waited(log, hit))
             or _in_ignored(log, hit)
         ):
             yield replace(hit, weak=True)
         elif not any(step > at + work_signs.AFTER for step in steps[-2:-1]):
             yield hit
+
+
+def _has_waited(log: Log, hit: Hit) -> bool:
+    """Whether what a line waits for has come, or a step was made since."""
+    made = work_signs.last_step(log.tail) > hit.order - log.tail_at
+    return made or _COMES.search(_after(log, hit.order)) is not None
 
 
 def _in_earnest(hit: Hit) -> Hit:

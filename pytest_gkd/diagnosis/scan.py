@@ -59,7 +59,8 @@ class Hit:
     start of an unnamed year. ``weak`` says that the line calls itself a warning or a
     note. ``chain`` is the byte where the chained exceptions begin that hold the line,
     -1 if none do, ``link`` the number of the exception among them, and ``handling``
-    how many of them were raised while another was handled, up to this one.
+    how many of them were raised while another was handled, up to this one. ``process``
+    is the one that the line belongs to, as its prefix gives it.
     """
 
     cause: str
@@ -76,11 +77,7 @@ class Hit:
     chain: int = -1
     link: int = 0
     handling: int = 0
-
-    @property
-    def process(self) -> str:
-        """The process that the line belongs to, as its prefix gives it."""
-        return prefixes.split(self.text.encode())[0].decode()
+    process: str = ""
 
 
 class Watcher(Protocol):
@@ -354,6 +351,7 @@ class Scanner:
                     source_index=self.source_index,
                     order=place,
                     time_s=time_of(text, start),
+                    process=prefixes.split(clean)[0].decode("utf-8", "replace"),
                 )
             )
         return start, end
