@@ -1898,3 +1898,28 @@ frame #0: c10::Error::Error(std::string) + 0x98 (0x7f1 in libc10.so)
 """
     for last in ("Final validation metrics: {'a': 1}\n", "Job finished after 9 s\n"):
         assert judged(steps(1, 4) + last + closed).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict"),
+    [
+        ("uploaded to lab/kd-out", "healthy"),
+        ("upload attempt 2 of 3 succeeded", "healthy"),
+        ("giving up", "failed"),
+    ],
+)
+def test_an_upload_after_the_end_is_tried_again(told: str, verdict: str) -> None:
+    error = (
+        "requests.exceptions.HTTPError: 504 Server Error: Gateway Time-out for url: "
+    )
+    raised = CAUGHT.replace(OOM, error + "https://huggingface.co/api/models/lab/kd-out")
+    tries = "upload attempt 1 of 3 failed, trying again in 60 s\n"
+    end = "{'train_runtime': 7166.31}\n"
+    assert judged(steps(1, 4) + end + raised + tries + told + "\n").verdict == verdict
+
+
+def test_one_step_after_an_error_may_be_the_first_of_all() -> None:
+    step = "{'loss': 0.71, 'grad_norm': 1.02, 'epoch': 0.01}\n"
+    assert judged(START + CAUGHT + "batch size: 4\n" + step).verdict == "running"
+    assert judged(START + CAUGHT + "batch size: 4\n").causes[0].cause == "cuda.oom"
+    assert judged(START + UNCAUGHT + "batch size: 4\n" + step).causes

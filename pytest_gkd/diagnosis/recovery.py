@@ -90,7 +90,8 @@ _TO_TRY = Pattern(rb"(?i)\b(?:try|tries|retry\w*|backing off|limit(?:ed)?|attemp
 # An attempt that failed, and what follows if the next one did not.
 _FAILED = Pattern(rb"(?i)\bfail|\berror|\brefused|\btimed out")
 _WELL = Pattern(
-    rb"(?i)\b(?:saved|written|succe\w+|done|completed?|ok|recovered|end|worked)\b"
+    rb"(?i)\b(?:saved|written|succe\w+|done|completed?|ok|recovered|end|worked"
+    rb"|(?:up|down)loaded|pushed)\b"
     rb"|" + "成功|完成|完了".encode()
 )
 _GIVES_UP = Pattern(
@@ -171,6 +172,8 @@ def _outlived_by(log: Log, steps: int) -> int:
         raised = {chain[-1].process for chain in log.chains}
         raised |= {hit.process for hit in log.hits}
         done = work_signs.items(log.tail, steps, map(str.encode, raised))
+        if steps == 1:
+            done = max(done, work_signs.last_step(log.tail))
         until = log.tail_at + done if done >= 0 else -1
     until = max(until, anew)
     ends = [chain[-1].at for chain in log.chains if _ends_own(log, chain)]
@@ -305,7 +308,8 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         elif 0 <= stop <= at:
             continue  # a consequence of the interrupt
         elif 0 <= end <= at:
-            if not symptom and not failure_lines.shuts_down(log.tail, at):
+            shuts_down = failure_lines.shuts_down(log.tail, at)
+            if not (symptom or shuts_down or _in_attempt(log, hit)):
                 yield hit
         elif run_over or hit.order < until:
             if starved and not (symptom or hit.weak or _handled(log, hit)):
@@ -384,9 +388,9 @@ def _caught(log: Log, chain: exceptions.Chain) -> bool:
         return False
     if _tried_again(log, _before(log, chain), chain[-1].at):
         return True
-    next_line, _, after = _after(log, chain[-1].at).partition(b"\n")
-    goes_on = _goes_on(next_line[:300]) or _tries(next_line[:300])
-    return goes_on and _ends_well(next_line + after)
+    after = _after(log, chain[-1].at)
+    next_line = after.partition(b"\n")[0][:300]
+    return (_goes_on(next_line) or _tries(next_line)) and _ends_well(after)
 
 
 def _after(log: Log, at: int) -> bytes:
