@@ -1923,3 +1923,16 @@ def test_one_step_after_an_error_may_be_the_first_of_all() -> None:
     assert judged(START + CAUGHT + "batch size: 4\n" + step).verdict == "running"
     assert judged(START + CAUGHT + "batch size: 4\n").causes[0].cause == "cuda.oom"
     assert judged(START + UNCAUGHT + "batch size: 4\n" + step).causes
+
+
+@pytest.mark.parametrize("who", ["", "(TaskRunner pid=9) "])
+def test_one_step_shows_that_a_program_that_began_anew_works(who: str) -> None:
+    begun = "torch 2.9.0, 8 ranks, config kd.yaml\n"
+    error = (
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+    )
+    step = who + "step:{0} - actor/entropy:0.2{0} - actor/pg_loss:0.02{0}\n"
+    told = begun + "".join(map(step.format, range(1, 5))) + UNCAUGHT.replace(OOM, error)
+    assert judged(told + begun + step.format(5)).verdict == "running"
+    for other in ("", begun, step.format(5)):
+        assert judged(told + other).causes[0].cause == "cuda.illegal-access"

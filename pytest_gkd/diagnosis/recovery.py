@@ -186,7 +186,7 @@ def _calm_from(log: Log) -> int:
 
     It follows the last error, and no exception ended the process that had it. Of
     another kind of process two signs are asked for, and three if since the last several
-    steps there was an error that no process survives.
+    steps there was an error that no process survives; of any, one, if all began anew.
     """
     troubles = [(hit.order, hit.process, hit.cause) for hit in log.hits if not hit.weak]
     troubles += [(chain[-1].at, chain[-1].process, "") for chain in log.chains]
@@ -194,6 +194,7 @@ def _calm_from(log: Log) -> int:
         return -1
     at, process, _ = max(troubles)
     until = _outlived_by(log, SEVERAL)
+    again = _begun_again(log, at)
     fatal = any(one > until and cause in _FATAL for one, _, cause in troubles)
     found = [_steps_of(log)]
     ends = [chain[-1].at for chain in log.chains if _ends_own(log, chain)]
@@ -201,8 +202,8 @@ def _calm_from(log: Log) -> int:
         found += _regular(log, at)
     signs = []
     for who, starts in found:
-        own = who == process.encode()
-        asked = 2 if fatal else 0 if own else 1
+        own = again or who == process.encode()
+        asked = 0 if again else 2 if fatal else 0 if own else 1
         if len(starts) > asked and (own or _may_go_on(process.encode(), who)):
             signs.append(log.tail_at + starts[asked])
     step = max(signs, default=-1)
