@@ -1904,6 +1904,7 @@ frame #0: c10::Error::Error(std::string) + 0x98 (0x7f1 in libc10.so)
     ("told", "verdict"),
     [
         ("uploaded to lab/kd-out", "healthy"),
+        ("pushed the weights to lab/kd-out", "healthy"),
         ("upload attempt 2 of 3 succeeded", "healthy"),
         ("giving up", "failed"),
     ],
@@ -1936,3 +1937,15 @@ def test_one_step_shows_that_a_program_that_began_anew_works(who: str) -> None:
     assert judged(told + begun + step.format(5)).verdict == "running"
     for other in ("", begun, step.format(5)):
         assert judged(told + other).causes[0].cause == "cuda.illegal-access"
+
+
+@pytest.mark.parametrize(
+    ("told", "verdict"), [("3 passed in 1.20s", "healthy"), ("3 ran in 1.20s", "hung")]
+)
+def test_pytests_last_line_is_an_end(told: str, verdict: str) -> None:
+    assert judged(START + told + "\n").verdict == verdict
+
+
+def test_faulthandlers_stack_of_one_thread_is_one() -> None:
+    one = 'Stack (most recent call first):\n  File "/t/a.py", line 3 in wait\n'
+    assert log_end.stuck((START + steps(1, 4) + one).encode())

@@ -203,7 +203,7 @@ def _calm_from(log: Log) -> int:
     signs = []
     for who, starts in found:
         own = again or who == process.encode()
-        asked = 0 if again else 2 if fatal else 0 if own else 1
+        asked = 2 if fatal and not again else 0 if own else 1
         if len(starts) > asked and (own or _may_go_on(process.encode(), who)):
             signs.append(log.tail_at + starts[asked])
     step = max(signs, default=-1)

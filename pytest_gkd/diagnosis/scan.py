@@ -36,7 +36,7 @@ REBUILD_BYTES = 1 << 22
 THREADS = 2
 
 _ANSI = Pattern(rb"(?:\x1b\[[0-9;?]*[A-Za-z]|\x00)+")
-_MARKS = (b"\x1b", b"\x00", b" [repeated ")
+_TO_TIDY = (b"\x1b", b"\x00", b" [repeated ")
 _NOTE = Pattern(
     rb"(?:NCCL )?\b(?:WARNING|WARN|INFO|DEBUG|warning|Warning)\b"
     rb"|(?:User|Future|Deprecation|Runtime|Resource)Warning"
@@ -436,7 +436,7 @@ def segment(block: bytes, position: int) -> tuple[int, int]:
 def tidy(block: bytes, start: int, position: int, end: int) -> tuple[bytes, int]:
     """The line without colours and fold marks, and the match's offset in it."""
     line = block[start:end]
-    if not any(map(line.__contains__, _MARKS)):
+    if not any(map(line.__contains__, _TO_TIDY)):
         return line.rstrip(), position - start  # like most lines
     before = uncoloured(block[start:position])
     line = before + uncoloured(block[position:end])
