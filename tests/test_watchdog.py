@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,10 +149,14 @@ class Bench:
             self.watchdog.stop()
         for name in self.watchdog.workers:
             self.watchdog.gone(name)
-        for thread in threading.enumerate():
-            if thread.name.startswith(("gkd-cleanup-", "gkd-end-", "gkd-look-")):
-                # The end of what a worker left would take the next test's children.
-                thread.join(PATIENCE_S)
+        # The end of what a worker left would take the next test's children. One of them
+        # may be starting another, which cannot be joined yet.
+        until = monotonic() + PATIENCE_S
+        ends = ("gkd-cleanup-", "gkd-end-", "gkd-look-")
+        while any(thread.name.startswith(ends) for thread in threading.enumerate()):
+            if monotonic() > until:
+                break
+            time.sleep(0.01)
         for child in self.children:
             tree.stop(child.pid, itself=True)
             child.communicate()
