@@ -15,6 +15,7 @@ import inspect
 import json
 import mmap
 import re
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,9 @@ READERS = {
     "CUDA_LAUNCH_BLOCKING": "torch/cuda/_pin_memory_utils.py",
     "CUDA_VISIBLE_DEVICES": "ray/_private/accelerators/nvidia_gpu.py",
     "GLOO_SOCKET_IFNAME": "torch/lib/libtorch_cpu.so",
+    "GRPC_ENABLE_FORK_SUPPORT": (
+        "grpc/_cython/cygrpc" + sysconfig.get_config_var("EXT_SUFFIX")
+    ),
     "HF_DATASETS_CACHE": "datasets/config.py",
     "HF_ENDPOINT": "huggingface_hub/constants.py",
     "HF_HOME": "huggingface_hub/constants.py",

@@ -604,3 +604,16 @@ def test_what_another_prints_between_the_frames_ends_no_traceback(
     last = chain[-1]
     assert (last.message, len(last.frames)) == ("no", 2)
     assert text[last.at :] == b"Undialled: no\n"
+
+
+def test_what_follows_a_class_alone_is_no_message() -> None:
+    text = """Traceback (most recent call last):
+  File "/opt/a.py", line 3, in ask
+    grow()
+MemoryError
+step:5 - actor/loss:0.1
+"""
+    ((raised,),) = exceptions.read(text.encode())
+    assert (raised.type, raised.message) == ("MemoryError", "")
+    ((raised,),) = exceptions.read(text.replace("Error\n", "Error:\n").encode())
+    assert raised.message == "step:5 - actor/loss:0.1"

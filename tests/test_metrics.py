@@ -88,6 +88,11 @@ DEEPSPEED = (
         ("Loading shards: 100%|██| 4/4 [00:02<00:00, 2.00it/s]", *(None, None), {}),
         ("Loading: 100% Completed | 4/4 [00:02<00:00, 2.00it/s]", *(None, None), {}),
         ("loss at 10:00:00 was not logged", *(None, None), {}),
+        ("passo 3  kd=1.58 gnorm=0.9", *(3, None), {"kd": 1.58, "gnorm": 0.9}),
+        ("Schritt 3/40: loss=0.5", *(3, 40), {"loss": 0.5}),
+        ("étape 3, loss 0.5", *(3, None), {"loss": 0.5}),
+        ("步 3 loss=0.5", *(3, None), {"loss": 0.5}),
+        ("ステップ: 3 loss=0.5", *(3, None), {"loss": 0.5}),
     ],
 )  # fmt: skip
 def test_a_line_is_read_in_each_form(

@@ -96,6 +96,8 @@ SHAPES: dict[str, tuple[int, dict[str, Values]]] = {
     "tokens for once": (60, {"tok__s": lambda n: 150 if 20 < n < 30 else 900.0}),
     "a leap": (60, {"reward": lambda n: n / 90 + noise(0.02) if n < 30 else 1.0}),
     "solved": (60, {"reward": lambda n: min(1.0, 0.3 + n / 40)}),
+    "cut off": (60, {"len__truncated": lambda n: 0.97 + noise(0.01)}),
+    "lengths of those cut off": (60, {"len__truncated": lambda n: 1022 + noise(1)}),
     "a small loss": (20, {"val_loss": lambda n: 0.1 / n if n < 12 else n / 1000}),
 }  # fmt: skip
 DIVERGES, LEAKS = "train.diverged", "train.memory-leak"
@@ -125,6 +127,7 @@ DIVERGES, LEAKS = "train.diverged", "train.memory-leak"
         ("tokens", "train.slow", False),
         ("a leap", DIVERGES, False),
         ("a small loss", DIVERGES, False),
+        ("cut off", "tokenizer.eos-token", True),
     ],
 )
 def test_a_shape_is_told(shape: str, cause: str, certain: bool) -> None:
@@ -139,6 +142,7 @@ def test_a_shape_is_told(shape: str, cause: str, certain: bool) -> None:
         *("peaks near 0", "nan once", "warm-up", "old", "tokens for once"),
         *("some divergence", "clipped some", "validation noisy", "skipped some"),
         *("live experts", "less free at first", "more drafts", "solved"),
+        "lengths of those cut off",
     ],
 )
 def test_a_shape_of_a_sound_run_is_not(shape: str) -> None:

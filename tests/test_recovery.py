@@ -1949,3 +1949,53 @@ def test_pytests_last_line_is_an_end(told: str, verdict: str) -> None:
 def test_faulthandlers_stack_of_one_thread_is_one() -> None:
     one = 'Stack (most recent call first):\n  File "/t/a.py", line 3 in wait\n'
     assert log_end.stuck((START + steps(1, 4) + one).encode())
+
+
+def test_skyrls_timer_tells_a_step_and_a_full_bar_within_it_no_end() -> None:
+    timer = "2026-03-09 10:0{0}:0{1} | INFO | skyrl_train.utils.utils:{2} - {3}\n"
+    bar = "Policy Train epoch [1/1]: 100%|##| 64/64 [00:45<00:00,  1.48it/s]\n"
+    done = timer.format("{0}", 3, "__exit__:60", "Finished: 'step', time cost: 143.3s")
+    step, begun = bar + done, timer.format(5, 1, "__enter__:52", "Started: 'generate'")
+    told = "".join(step.format(n) for n in range(1, 5))
+    assert judged(START + told + begun).verdict == "running"
+    assert judged(START + told + bar + begun).verdict == "running"
+    assert judged(START + told + CAUGHT + step.format(5)).verdict == "running"
+    assert judged(START + told + CAUGHT + begun).causes
+    whole = "Training Batches Processed: {0}%|##| {0}/100 [02:25<10:00, 1.45s/it]\n"
+    assert judged(START + CAUGHT + whole.format(50)).verdict == "running"
+    # It saves before it says so.
+    assert judged(START + whole.format(100)).verdict == "running"
+    assert judged(START + whole.format(100) + "Training done.\n").verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("file", "verdict"), [("/tmp/tmp8anrmv1m", "running"), ("/tmp/a.py", "failed")]
+)
+def test_an_answers_program_may_be_a_temporary_file(file: str, verdict: str) -> None:
+    raised = START_OF_ALL + f'  File "{file}", line 9, in <module>\n' + "{}\n"
+    told = "".join(
+        raised.format(what) + steps(n, n)
+        for n, what in enumerate(("MemoryError", "IndexError: no", "EOFError"), 1)
+    )
+    assert judged(START + steps(0, 0) + told + steps(4, 5)).verdict == verdict
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(0, "healthy"), (137, "failed")])
+def test_who_is_ended_because_another_container_ended_has_not_failed(
+    code: int, verdict: str
+) -> None:
+    ends = f"trainer-1 exited with code {code}\n"
+    rest = "reward-1 exited with code 137\n"
+    step = "trainer-1  | step:{0} - actor/loss:0.0{0}\n"
+    told = "".join(map(step.format, range(1, 5))) + ends
+    report = judged(told + "Aborting on container exit...\n" + rest)
+    assert report.verdict == verdict
+    if code:
+        assert "trainer-1" in report.causes[0].evidence[0].text
+    assert judged(told + rest).verdict == "failed"
+
+
+def test_a_step_that_is_finished_is_no_end() -> None:
+    done = "[INFO] [agentic_pipeline.py (402)] pipeline {}finished\n"
+    assert judged(START + steps(1, 4) + done.format("step 4 ")).verdict == "running"
+    assert judged(START + steps(1, 4) + done.format("")).verdict == "healthy"

@@ -571,7 +571,8 @@ class _Reader:
         self._open.message = _text(found[b"message"] or b"")
         self._open.at = start
         self._close(end)
-        self._more = MOST_LINES
+        # After a class alone nothing is left of a message.
+        self._more = 0 if line.endswith(found[b"type"]) else MOST_LINES
         return True
 
 

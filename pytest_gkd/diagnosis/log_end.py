@@ -62,7 +62,7 @@ _CLOSING = Pattern(
     rb"\b(?:complete|completed|finished|done|ok|(?:status|code) 0)"
     rb"\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$|(?:^|[\]:] )all done\W*$"
     rb"|`Trainer\.fit` stopped: `max_\w+=\d+` reached\W*$",
-    unless=rb"(?i)\bnot\b",
+    unless=rb"(?i)\bnot\b|\b(?:step|iteration|round|batch) #?\d",
 )
 # The same in Chinese, Japanese and German; and what only looks like it, such as a rate
 # of completion or an end that was not normal.
@@ -169,6 +169,8 @@ _EXITS = Pattern(
     rb"|^nanobind: |^ ?- leaked |resource_tracker: There appear"
     rb"|exited with code 0$|^wandb: |\bdied during shutdown\b"
 )
+# docker compose ends all containers once one has ended, and says so first.
+_ENDS_THE_REST = b"Aborting on container exit"
 # A server that was asked to end says this first (vllm/entrypoints/launcher.py).
 _IS_ASKED_TO_END = b"Shutting down FastAPI HTTP server"
 # What begins where a program has ended: a shell's or a notebook's next command, another
@@ -274,7 +276,7 @@ def _of_a_part(tail: bytes, found: Match) -> bool:
         return False  # of the whole job
     since = tail[
         max(0, work_signs.last_step(tail), work_signs.rows(tail), begin - _READ) :
-    ]
+    ].partition(_ENDS_THE_REST)[0]
     lines = [prefixes.bare(line) for line in since.splitlines()]
     statuses = (
         told[0]
@@ -412,7 +414,9 @@ def over(tail: bytes) -> bool:
         return False
     step = tail.rfind(b"\n", 0, max(0, work_signs.last_step(tail))) + 1
     last = work_signs.last_lines(tail[step:], 25)
-    ended = any(map(log_phases.ended, last))
+    ended = any(
+        log_phases.ended(one) and not _full_again(one, tail[:step]) for one in last
+    )
     if not ended and any(map(_takes_leave, last[-1:])):
         since = max(0, step, work_signs.rows(tail, 1), work_signs.items(tail, 1))
         said = work_signs.last_lines(tail[since:], 25)
@@ -420,6 +424,12 @@ def over(tail: bytes) -> bool:
         ended = not any(bad.search(one) for bad in ill for one in said)
         ended = ended and not work_signs.counts_further(tail)
     return ended and not saves(tail)
+
+
+def _full_again(bar: bytes, before: bytes) -> bool:
+    """Whether a full bar is one of a step: it was full under the same title before."""
+    title, full, _ = bar.partition(b": 100%|")
+    return bool(full) and title.strip() + full in before
 
 
 def _takes_leave(line: bytes) -> bool:

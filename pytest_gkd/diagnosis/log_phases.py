@@ -71,13 +71,13 @@ CAUSED_IN: dict[str, str] = {
 STEP = Pattern(
     rb"\bstep:\d+ - |\{'loss': |\{'train_loss|'reward': -?\d"
     rb"|\{'eps': \d+, 'objective/"  # of TRL's PPOTrainer
-    rb"|Training Progress: +\d+%\|.{0,80}\| [1-9]\d*/"
+    rb"|Training (?:Progress|Batches Processed): +\d+%\|.{0,80}\| [1-9]\d*/"
     rb"|\b(?:iteration|[Ss]tep|global_step|iter|[Ee]poch|[Bb]atch|[Uu]pdate|[Rr]ound)"
     rb"[ =:]+\d+[^\r\n]{0,300}[Ll]oss"
     rb"|['\"](?:global_)?(?:step|iter(?:ation)?)['\"]: \d+"
     rb"[^\r\n]{0,300}loss['\"]: -?[\d.]"
     rb"|\| [1-9]\d*/\d+ \[[^\]\r\n]{0,80}(?:loss|v_num)=|\bstep=\d+, skipped="
-    rb"|Total step time: [\d.]+ ?s"
+    rb"|Total step time: [\d.]+ ?s|Finished: 'step', time cost: "
     rb"|INFO: update actor done"
 )
 # Nothing follows these but the end of the program.

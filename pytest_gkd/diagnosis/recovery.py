@@ -120,7 +120,7 @@ _STEP_NUMBER = Pattern(
     rb"|\| (?P<done>\d{1,9})/\d|^\[(?P<own>\d{1,9})\]|'epoch': (?P<epoch>\d{1,4}\.\d+)"
 )
 # Text that was executed as code, such as a model's answer.
-_EXECUTED = re.compile(r"<(?:string|stdin|unknown)>$|(?:/var)?/tmp/tmp[^/]+/")
+_EXECUTED = re.compile(r"<(?:string|stdin|unknown)>$|(?:/var)?/tmp/tmp[^/]+(?:/|$)")
 _SYNTAX = re.compile(r"(?:Syntax|Indentation|Tab)Error$")
 # What a program may do without, though its main module itself asked for it.
 _OPTIONAL = re.compile(r"(?:Import|ModuleNotFound)Error$")

@@ -657,6 +657,8 @@ def _constant(series: Series, run: Run) -> Iterator[NumberFinding]:
 def _truncated(
     series: Series, run: Run, first: float, last: float
 ) -> Iterator[NumberFinding]:
+    if max(series.values) > 1:
+        return  # how many they are, or how long
     if min(first, last, robust.median(series.values)) >= 0.9:
         text = f"{last:.0%} of the responses never end"
         certain = last >= NEARLY_ALL or not run.improves

@@ -136,7 +136,8 @@ _ENGINE = re.compile(
 _COLOUR = re.compile(rb"\x1b\[[\d;]{0,20}[A-Za-z]")
 _STEP = re.compile(
     rb"(?i)(?<![\w/.-])['\"]?(?:train(?:ing)?/)?(?:global[_ ]?steps?|iteration|iter"
-    rb"|steps?|rollout|num_updates|\[batch|epoch=\d{1,9}/micro_step=\d{1,9}/global_step|global_step/max_steps)"
+    rb"|steps?|" + "schritt|passo|paso|(?:e|é)tape|步|ステップ".encode() + rb"|rollout"
+    rb"|num_updates|\[batch|epoch=\d{1,9}/micro_step=\d{1,9}/global_step|global_step/max_steps)"
     rb"['\"]? {0,9}[:=]? {0,9}'?(\d{1,9})(?: ?/ {0,9}(\d{1,9}))?(?![\w.]\d|\w)"
 )
 _BAR = re.compile(
