@@ -1999,3 +1999,76 @@ def test_a_step_that_is_finished_is_no_end() -> None:
     done = "[INFO] [agentic_pipeline.py (402)] pipeline {}finished\n"
     assert judged(START + steps(1, 4) + done.format("step 4 ")).verdict == "running"
     assert judged(START + steps(1, 4) + done.format("")).verdict == "healthy"
+
+
+@pytest.mark.parametrize(
+    "words", ["done: 97 answers, 3 do not fit", "student saved in a/b. finished."]
+)
+def test_closing_words_count_where_only_an_exit_follows(words: str) -> None:
+    stopped = """\
+ERROR 11-14 04:46:12 utils.py:120] Worker VllmWorkerProcess pid 307 died, exit code: -15
+INFO 11-14 04:46:12 utils.py:124] Killing local vLLM worker processes
+"""
+    assert judged(START + steps(1, 4) + words + "\n" + stopped).verdict == "healthy"
+    crashed = stopped.replace("-15", "-11")
+    assert judged(START + steps(1, 4) + words + "\n" + crashed).verdict == "failed"
+    assert judged(START + steps(1, 4) + "step 5 begins\n" + stopped).verdict == "failed"
+
+
+@pytest.mark.parametrize(
+    "asks", ["echo $?", "echo ${PIPESTATUS[0]}", 'echo "$?"', "echo $rc"]
+)
+def test_a_shell_shows_a_status_in_several_ways(asks: str) -> None:
+    noise = """\
+[rank1]:[W1228 20:50:46.554922355 TCPStore.cpp:106] [c10d] sendBytes failed on \
+SocketImpl(fd=61, addr=[localhost]:36114, remote=[localhost]:29500): Broken pipe
+frame #3: c10d::ProcessGroupNCCL::heartbeatMonitor() + 0x30c
+"""
+    for saved in ("model written to /out/student", "saved in a/b. finished."):
+        told = f"{steps(1, 4)}{saved}\n{noise}$ {asks}\n"
+        assert judged(told + "0\n").verdict == "running"
+        assert judged(told + "1\n").verdict == "failed"
+
+
+@pytest.mark.parametrize(("state", "verdict"), [("COMPLETED", 0), ("FAILED", 1)])
+def test_slurms_account_of_a_job_tells_its_end(state: str, verdict: int) -> None:
+    killed = "slurmstepd: error: Detected 1 oom_kill event in StepId=16.batch. Some of "
+    killed += "the step tasks have been OOM Killed.\n"
+    account = f"JobID           State ExitCode\n16     {state}   {verdict}:0\n"
+    report = judged(START + steps(1, 4) + killed + account)
+    assert report.verdict == ("healthy", "failed")[verdict]
+
+
+def test_ray_data_says_that_it_finished_a_data_set() -> None:
+    raised = CAUGHT.replace(
+        OOM, "pyarrow.lib.ArrowInvalid: Parquet magic bytes not found"
+    )
+    more = "".join(f"MapBatches: {n}%| {n}/100 [0{n}:00, 11 row/s]\n" for n in range(9))
+    done = "INFO executor.py:231 -- ✔️  Dataset {}execution finished in 110.4 seconds\n"
+    for name in ("", "ds_1_0 "):
+        told = START + raised + 40 * more + done.format(name)
+        assert judged(told).verdict == "running"
+    assert judged(START + raised + 40 * more).causes
+
+
+@pytest.mark.parametrize(("code", "verdict"), [(0, "healthy"), (1, "failed")])
+def test_actors_that_are_killed_after_the_last_step_end_nothing(
+    code: int, verdict: str
+) -> None:
+    killed = "ERROR worker.py:421 -- Unhandled error: The actor died unexpectedly "
+    killed += "before finishing this task.\nThe actor is dead because it was killed by "
+    told = START + steps(1, 4) + killed + f"`ray.kill`.\nrun finished, rc={code}\n"
+    assert judged(told).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("line", "verdict"),
+    [
+        (f"gold=hang  pred=none  text='{OOM}'", "running"),
+        (f'label=1 input="{OOM}"', "running"),
+        (f"gold=hang  pred=none  text='no' {OOM}", "failed"),
+        (f"text='{OOM}'", "failed"),
+    ],
+)
+def test_a_text_beside_its_label_is_a_sample(line: str, verdict: str) -> None:
+    assert judged(START + steps(1, 4) + line + "\n").verdict == verdict

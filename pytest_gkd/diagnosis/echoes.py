@@ -80,11 +80,16 @@ _QUOTES = {one[0].encode(): one[1].encode() for one in ("「」", "“”")}
 _GIVEN = Pattern(
     "(?:入力|出力|予測|正解|输入|输出|预测|标签|样本)[^ ]{0,6} ?$".encode()
 )
+# A text beside its label, in quotes.
+_LABELLED = Pattern(
+    rb"\b(?:gold|pred\w*|label|truth|expected)=\S.{0,200}?"
+    rb"\b(?:text|prompt|input|response|completion)=(?P<quote>['\"])"
+)
 # Every sample, or the lines above it, contains one of these.
 _IN_SAMPLE = Pattern(
     rb"\[(?:prompt|response|INPUT|LABELS|INPUT_IDS|LABELS_IDS)\]"
-    rb"|<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\xef\xbd\x9c|"
-    + b"|".join((*_TABLE, *_QUOTES))
+    rb"|<\|im_start\|>|<\|start_header_id\|>|<start_of_turn>|<\xef\xbd\x9c"
+    rb"|\b(?:gold|pred\w*|label|truth|expected)=|" + b"|".join((*_TABLE, *_QUOTES))
 )
 
 
@@ -217,6 +222,9 @@ def _sample(above: Iterable[bytes], line: bytes, at: int) -> bool:
 
 def _is_given(line: bytes, at: int) -> bool:
     """Whether the place is in quotes behind a word such as input or prediction."""
+    labelled = _LABELLED.search(line, 0, at)
+    if labelled and line.find(labelled[b"quote"], labelled.end(), at) < 0:
+        return True
     for opens, closes in _QUOTES.items():
         begin = line.rfind(opens, 0, at + 1)
         if begin >= 0 and line.find(closes, begin, at) < 0:

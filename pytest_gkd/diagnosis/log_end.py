@@ -162,8 +162,9 @@ _EXITS = Pattern(
     rb"destroy_process_group\(\) was not called"
     rb"|Failed to check the \"should dump\" flag"
     rb"|(?:recvValue|sendBytes|recvBytes) failed on SocketImpl"
-    rb"|Exception raised from (?:recv|send)\w+ at |\bframe #\d+: .* \(0x\w+ in "
+    rb"|Exception raised from (?:recv|send)\w+ at |\bframe #\d+: \S"
     rb"|Engine core proc \S+ died unexpectedly, shutting down client"
+    rb"|VllmWorkerProcess pid \d+ died, exit code: -15|Killing local vLLM worker proc"
     rb"|Shutting down(?: FastAPI HTTP server\.)?$|Waiting for application shutdown"
     rb"|Application shutdown complete|Finished server process"
     rb"|^nanobind: |^ ?- leaked |resource_tracker: There appear"
@@ -179,8 +180,11 @@ _COMMAND = rb"(?m)^(?:(?:\++|\$) |!)\S"
 COMMAND = Pattern(_COMMAND)
 OTHERS = Pattern(_COMMAND + rb"|^==> .{1,200} <==\r?$")
 # The status that a shell shows.
-_SHOWN_0 = Pattern(rb"(?m)^\$ echo \$\?\r?\n0\r?$|^\+ exit 0\r?$")
-_SHOWN_FAILURE = Pattern(rb"(?m)^\$ echo \$\?\r?\n[1-9]|^\+ exit [1-9]")
+_SHOWN = rb"^\$ echo \"?\$(?:\?|\{?PIPESTATUS\S*|\{?rc\b\S*)\"?\r?\n"
+_SHOWN_0 = Pattern(rb"(?m)" + _SHOWN + rb"0\r?$|^\+ exit 0\r?$")
+_SHOWN_FAILURE = Pattern(rb"(?m)" + _SHOWN + rb"[1-9]|^\+ exit [1-9]")
+# With which a program's last words begin or end, if it exits after them.
+_DONE = Pattern(rb"(?i)^\W*(?:all )?done\b|[.;:,] (?:done|finished)\W*$")
 # How much of what follows an end is read for an exception, in bytes.
 _READ = 1 << 18
 # torchrun's, after the exceptions of its ranks.
@@ -210,7 +214,8 @@ def finished(tail: bytes) -> int:
     last = _last_words(tail)
     noise = last != work_signs.last_lines(tail, 25)
     part = last and (redrawn or noise) and _CLOSES_PART.search(last[-1][-200:])
-    if _closes(last) and not (
+    done = noise and last and _DONE.search(last[-1])
+    if (done or _closes(last)) and not (
         part or (not redrawn and work_signs.counts_further(tail))
     ):
         found = max(found, tail.rfind(last[-1]))
@@ -358,8 +363,8 @@ def exits(tail: bytes, at: int) -> bool:
     if work_signs.counts_further(tail[:begin]) or _CLOSES_PART.search(said[-1]):
         return False
     saved = _saved(said[-1]) and _SHOWN_0.search(tail, end) is not None
-    leaves = _takes_leave(said[-1]) or log_phases.FINISHED.search(said[-1]) is not None
-    return saved or leaves or _closes(said)
+    leaves = any(one.search(said[-1]) for one in (log_phases.FINISHED, _DONE))
+    return saved or leaves or _takes_leave(said[-1]) or _closes(said)
 
 
 @functools.lru_cache(maxsize=64)

@@ -94,7 +94,8 @@ FINISHED = Pattern(
     rb"|\bSUCCEEDED\b|" + "正常終了|正常结束".encode() + rb""
     rb"|\b(?:exited|finished|completed) with (?:exit )?(?:code|status):? 0\b"
     rb"|(?:(?:failed|died) with )?\bexit (?:code|status):? 0\b"
-    rb"|Successfully installed "
+    rb"|\b(?:run|job|training) (?:finished|done|completed|ended),? (?:rc|exit)=0\b"
+    rb"|(?m:^\d+(?:_\d+)? [^\r\n]{0,80}\bCOMPLETED +0:0\b)|Successfully installed "
     rb"|=+ \d+ passed(?:, \d+ (?:skipped|warnings?|deselected))* in [\d.]+s"
     rb"|(?m:^\d+ passed in [\d.]+s)"
     rb"|\b(?:All done|Run complete|Job completed|run completed)\b",
@@ -106,6 +107,7 @@ WORKING = Pattern(
     rb"|(?:GET|POST) /[\w/.?=&-]* HTTP/1\.\d\" 200"
     rb"|Processed prompts: 100%|Avg generation throughput: (?:[1-9]|0\.[1-9])"
     rb"|Generated text: |The server is fired up and ready to roll"
+    rb"|Dataset(?: \S+)? execution finished in \d"
     rb"|(?m:^ *\d+ +\d+ +(?:float|half|double|b?float\d+|u?int\d+) .*\d+\.\d\d )",
     unless=rb"^(?:GET|POST) /(?:update_named_param|init_communicator|\w+_weight)",
 )

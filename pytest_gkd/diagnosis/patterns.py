@@ -53,7 +53,7 @@ class Pattern:
         self, text: bytes, start: int = 0, end: int | None = None
     ) -> Iterator[Match]:
         """Every match between two offsets of the text; ``^`` is the text's start."""
-        found: Iterator[Match] = self._pattern.finditer(text, start, end)
+        found: Iterator[Match] = self._pattern.finditer(text, start or None, end)
         unless = self._unless
         if unless is None:
             return found

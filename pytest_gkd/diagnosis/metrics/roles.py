@@ -18,7 +18,8 @@ _ROLES = tuple(
         (
             "other",
             r"eval|valid|^val|val-|test_|/min$|/max$|_min$|best_"
-            r"|(?:^|[/_])(?:min|max|last|lowest|previous)[/_]loss$",
+            r"|(?:^|[/_])(?:min|max|last|lowest|previous)[/_]loss$"
+            r"|(?:^|[/_])(?:min|max)[/_](?:rewards?|score|kl|entropy)$",
         ),
         ("step time", r"(?:timing_s|timing|time|perf)/step(?:_total|_time)?(?:_m?s)?$"),
         ("part of the step", r"^(?:timing_s|timing|time|timeperf)/"),
