@@ -2072,3 +2072,63 @@ def test_actors_that_are_killed_after_the_last_step_end_nothing(
 )
 def test_a_text_beside_its_label_is_a_sample(line: str, verdict: str) -> None:
     assert judged(START + steps(1, 4) + line + "\n").verdict == verdict
+
+
+@pytest.mark.parametrize("name", ["", "dataset_4_0 "])
+def test_a_data_set_that_is_made_outlived_what_happened(name: str) -> None:
+    made = (
+        f"INFO executor.py:279 -- ✔️  Dataset {name}execution finished in 20.71 seconds"
+    )
+    died = "(MapWorker pid=91) ERROR [core.py:71] EngineCore encountered a fatal error."
+    told = START + died + "\n" + CAUGHT + made + "\nwritten 212 files\n"
+    assert judged(told).verdict == "running"
+    assert judged(told.replace("finished in", "failed after")).causes
+    assert judged(told + CAUGHT).causes
+
+
+@pytest.mark.parametrize(
+    ("why", "verdict"),
+    [
+        (", because the objective function returned nan", "running"),
+        (" with value nan", "running"),
+        (" with parameters: {'lr': 1e-3}", "failed"),
+    ],
+)
+def test_optuna_goes_on_after_a_trial_without_a_number(why: str, verdict: str) -> None:
+    def trial(n: int, loss: str) -> str:
+        return f"trial {n} lr {n}e-05\n  900/900 loss {loss} acc 0.6{n}20\n"
+
+    told = START + "".join(trial(n, f"0.50{n}2") for n in range(4)) + trial(4, "nan")
+    told += f"[W 2026-08-30 10:03:49,895] Trial 4 failed{why}.\n"
+    told += trial(5, "0.5052") + "trials: 6  complete: 5  fail: 1\n"
+    assert judged(told).verdict == verdict
+
+
+def test_a_normal_end_may_be_told_in_french() -> None:
+    told = START + steps(1, 4) + CAUGHT + "== fin {}, durée 12 h 27\n"
+    assert judged(told.format("normale")).verdict == "healthy"
+    assert judged(told.format("anormale")).causes
+
+
+def test_an_engine_may_end_with_its_part_of_a_run() -> None:
+    died = (
+        "ERROR [core_client.py:564] Engine core proc EngineCore_DP0 died unexpectedly, "
+    )
+    died += "shutting down client.\n"
+    told = START + "Processed prompts: 100%|##| 9/9 [00:09<00:00, 1.00it/s]\n" + died
+    assert judged(told + steps(1, 4)).verdict == "running"
+    assert judged(told).causes
+
+
+@pytest.mark.parametrize(
+    ("stops", "verdict"), [("+ ray stop", "healthy"), ("+ sleep 3", "failed")]
+)
+def test_what_ray_says_once_a_script_stopped_it_is_no_failure(
+    stops: str, verdict: str
+) -> None:
+    done = "Job 'raysubmit_1tVf8HqWz9RmC3sE' succeeded\n"
+    gone = (
+        "[2026-01-30 07:14:09,220 E 771 771] gcs_rpc_client.h:179: Failed to connect "
+    )
+    gone += "to GCS at address 172.19.0.2:6379 within 5 seconds.\n"
+    assert judged(f"{steps(1, 4)}{done}{stops}\n{gone}").verdict == verdict

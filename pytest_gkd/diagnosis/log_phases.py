@@ -91,7 +91,9 @@ FINISHED = Pattern(
     rb"|Max number of (?:steps|epochs) has been reached, stopping training"
     rb"|exiting program after [\d.]+ minutes|(?m:^Successfully completed\.\r?$)"
     rb"|Training took: |Finished server process|\bJob 'raysubmit_\w+' succeeded"
-    rb"|\bSUCCEEDED\b|" + "正常終了|正常结束".encode() + rb""
+    rb"|\bSUCCEEDED\b|"
+    + "正常終了|正常结束|[Ff]in normale?|normal beendet".encode()
+    + rb""
     rb"|\b(?:exited|finished|completed) with (?:exit )?(?:code|status):? 0\b"
     rb"|(?:(?:failed|died) with )?\bexit (?:code|status):? 0\b"
     rb"|\b(?:run|job|training) (?:finished|done|completed|ended),? (?:rc|exit)=0\b"

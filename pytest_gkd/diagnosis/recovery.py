@@ -31,13 +31,15 @@ _LINE = Pattern(rb"[^\r\n]+")
 _IN_WORDS = (
     "重试|重新|跳过|忽略|降级|备用|回退|不影响|再試行|スキップ|無視|続行|代替"
     "|wird übersprungen|erneut|wird ignoriert|stattdessen"
+    "|ignorée?s?\\b|réessa|nouvel essai|reintent|omitid[oa]|pulad[oa]|ignorad[oa]"
 ).encode()
 _WITHOUT = (
     _IN_WORDS + rb"|\bfall(?:s|ing)? back\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
     rb"|\bhalv(?:ed|ing)\b"
 )
 _HANDLED = Pattern(
-    rb"(?i)" + _WITHOUT + rb"|\battempt \d|\bretr(?:y|ies|ied)|\bagain\b|\bskip\b"
+    rb"(?i)" + _WITHOUT + rb"|\b(?:attempt|essai|tentativ[ae]|intento|versuch) \d"
+    rb"|\bretr(?:y|ies|ied)|\bagain\b|\bskip\b"
     rb"|\bignore\b|\bre(?:start|set)(?:s|ed|ing|ting)?\b|\breduc(?:ed|ing)\b"
     rb"|^(?:\([^)]*\) *)?future: <Task finished"
 )
@@ -47,10 +49,12 @@ _OF_ANSWER = Pattern(
     rb"|\b(?:answer|candidate|completion|submission|solution) #?\d+(?::| [a-z]+ed\b)"
     rb"|\btool[_ ](?:call|result)\b|\bunit test \d+ of )"
 )
-# What it says just after one that it does without.
+# All of a data set was made, whatever happened on the way (Ray Data's executor).
+_ALL_MADE = Pattern(rb"Dataset(?: \S+)? execution finished in \d")
+# What it says just after one that it does without; Optuna goes on after such a trial.
 _GOES_ON = Pattern(
     rb"(?i)" + _WITHOUT + rb"|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
-    rb"|[,;] using [A-Za-z]"
+    rb"|[,;] using [A-Za-z]|\btrial \d+ failed(?:, because the obj| with value nan)"
     rb"|\b\w{2,20}(?:ed|ing)\b[^.;!?]{0,40}\binstead\b"
 )
 _RECOVERS = Pattern(rb"(?i)\brecover(?:s|ed|ing)\b")
@@ -98,6 +102,10 @@ _GIVES_UP = Pattern(
     rb"(?i)\b(?:killed|giv(?:es?|ing) up|gave up|stop(?:s|ped|ping)|died|abort\w*"
     rb"|all attempts|job failed|exit(?:ed|ing|s)?|unreachable)\b"
     rb"|Traceback \(most recent|" + "放弃|终止|退出".encode()
+)
+# A script ends Ray itself.
+_RAY_STOPS = Pattern(
+    rb"(?m)^(?:\++|\$) ray stop\b|^Stopped (?:all|only) \d+ .*Ray proc"
 )
 # What a job waits for in a cluster is there.
 _COMES = Pattern(rb"(?m)^\(autoscaler [^)]*\) Resized to ")
@@ -157,7 +165,8 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
 
     Where nothing else is wrong, fewer of them do, and other signs of work.
     """
-    until = _outlived_by(log, steps)
+    made = _ALL_MADE.last(log.tail)
+    until = max(_outlived_by(log, steps), log.tail_at + made if made >= 0 else -1)
     return max(until, _calm_from(log)) if steps > 1 else until
 
 
@@ -298,10 +307,12 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         symptom = hit.tier != "cause"
         if hit.signature.silent and hit.tier == "fallback" and job_ended:
             continue  # an engine ended with the run
+        if hit.order < until and log_end.exit_noise(hit.text.encode()):
+            continue  # or with its part of one
         if symptom and (log_end.exits(log.tail, at) or _is_past(log, hit)):
             continue
         if hit.signature.silent:
-            skipped = hit.order < until and _handled(log, hit)
+            skipped = hit.order < max(until, last) and _handled(log, hit)
             if hit.cause != "train.nan" or not (skipped or hit.order < finite):
                 yield hit
         elif outlived or (symptom and work_signs.went_on(log.tail, at)):
@@ -310,6 +321,8 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             continue  # a consequence of the interrupt
         elif 0 <= end <= at:
             shuts_down = failure_lines.shuts_down(log.tail, at)
+            stopped = _RAY_STOPS.search(log.tail, end, at)
+            shuts_down = shuts_down or bool(stopped and hit.cause.startswith("ray."))
             if not (symptom or shuts_down or _in_attempt(log, hit)):
                 yield hit
         elif run_over or hit.order < until:
