@@ -2132,3 +2132,19 @@ def test_what_ray_says_once_a_script_stopped_it_is_no_failure(
     )
     gone += "to GCS at address 172.19.0.2:6379 within 5 seconds.\n"
     assert judged(f"{steps(1, 4)}{done}{stops}\n{gone}").verdict == verdict
+
+
+def test_what_a_script_ran_after_the_training_and_did_without_is_survived() -> None:
+    trained, killed = (
+        "{'train_runtime': 6120.4, 'epoch': 1.0}\n",
+        "+ lm_eval --tasks all\n",
+    )
+    killed += CAUGHT + "bench.sh: line 22: 55104 Killed    lm_eval --tasks all\n"
+    last = "+ touch /ckpt/_SUCCESS\njob done, status=Succeeded\n"
+    told = START + steps(1, 4) + trained + killed
+    assert survived(judged(told + last)) == ["cuda.oom"]
+    assert judged(told).causes[0].cause == "cuda.oom"
+    assert judged(told + "+ touch /ckpt/_SUCCESS\n").causes
+    assert judged(told + last.replace("Succeeded", "Failed")).causes
+    assert judged(told + last.replace("\njob", "\ncannot touch it\njob")).causes
+    assert judged(told.replace(trained, "") + last).causes

@@ -364,7 +364,7 @@ def exits(tail: bytes, at: int) -> bool:
         return False
     saved = _saved(said[-1]) and _SHOWN_0.search(tail, end) is not None
     leaves = any(one.search(said[-1]) for one in (log_phases.FINISHED, _DONE))
-    return saved or leaves or _takes_leave(said[-1]) or _closes(said)
+    return saved or leaves or takes_leave(said[-1]) or _closes(said)
 
 
 @functools.lru_cache(maxsize=64)
@@ -422,7 +422,7 @@ def over(tail: bytes) -> bool:
     ended = any(
         log_phases.ended(one) and not _full_again(one, tail[:step]) for one in last
     )
-    if not ended and any(map(_takes_leave, last[-1:])):
+    if not ended and any(map(takes_leave, last[-1:])):
         since = max(0, step, work_signs.rows(tail, 1), work_signs.items(tail, 1))
         said = work_signs.last_lines(tail[since:], 25)
         ill = (COMPLAINS, NAMED, _ILL)
@@ -437,7 +437,7 @@ def _full_again(bar: bytes, before: bytes) -> bool:
     return bool(full) and title.strip() + full in before
 
 
-def _takes_leave(line: bytes) -> bool:
+def takes_leave(line: bytes) -> bool:
     """Whether a last line says in the program's own words that all is done."""
     found = _FAREWELL.search(line[-300:])
     if found is None or _ILL.search(line[-300:]):

@@ -165,9 +165,22 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
 
     Where nothing else is wrong, fewer of them do, and other signs of work.
     """
-    made = _ALL_MADE.last(log.tail)
-    until = max(_outlived_by(log, steps), log.tail_at + made if made >= 0 else -1)
+    over = max(_ALL_MADE.last(log.tail), _script_from(log.tail))
+    until = max(_outlived_by(log, steps), log.tail_at + over if over >= 0 else -1)
     return max(until, _calm_from(log)) if steps > 1 else until
+
+
+@functools.lru_cache(maxsize=64)
+def _script_from(tail: bytes) -> int:
+    """Where the last command begins of a script that went on after the training; or -1.
+
+    It takes its leave: it did without what came between.
+    """
+    trained = log_phases.FINISHED.search(tail, max(0, work_signs.last_step(tail)))
+    commands = log_end.COMMAND.finditer(tail, trained.end()) if trained else ()
+    last = max((one.start() for one in commands), default=-1)
+    leaves = last >= 0 and log_end.takes_leave(b"".join(work_signs.last_lines(tail, 1)))
+    return last if leaves and _is_calm(tail[last:]) else -1
 
 
 def _outlived_by(log: Log, steps: int) -> int:
@@ -323,7 +336,8 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             shuts_down = failure_lines.shuts_down(log.tail, at)
             stopped = _RAY_STOPS.search(log.tail, end, at)
             shuts_down = shuts_down or bool(stopped and hit.cause.startswith("ray."))
-            if not (symptom or shuts_down or _in_attempt(log, hit)):
+            gone_on = symptom or shuts_down or hit.order < until
+            if not (gone_on or _in_attempt(log, hit)):
                 yield hit
         elif run_over or hit.order < until:
             if starved and not (symptom or hit.weak or _handled(log, hit)):
