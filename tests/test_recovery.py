@@ -70,7 +70,11 @@ def test_an_error_after_which_several_steps_are_made_was_survived(
 @pytest.mark.parametrize("made", [steps, own_steps])
 @pytest.mark.parametrize(
     "says",
-    ["score failed (attempt 1 of 3)", "step 5 failed and is skipped", "asking again"],
+    [
+        *("score failed (attempt 1 of 3)", "step 5 failed and is skipped"),
+        *("asking again", "essai 1 sur 3", "tentativa 1 de 3", "lot 7 ignoré"),
+        *("la fila 7 fue omitida", "nouvel essai", "se reintenta", "lote pulado"),
+    ],
 )
 def test_of_what_is_tried_again_one_step_more_is_enough(
     says: str, made: Callable[[int, int], str]
@@ -78,6 +82,10 @@ def test_of_what_is_tried_again_one_step_more_is_enough(
     text = f"{START}{made(1, 4)}12:00:05 WARNING {says}\n{CAUGHT}"
     assert survived(judged(text + made(6, 6))) == ["cuda.oom"]
     assert judged(text).causes[0].cause == "cuda.oom"
+    # Though one step more says little where more is told that is wrong.
+    told = made(6, 6) + "errors so far: 1\n"
+    assert survived(judged(text + told)) == ["cuda.oom"]
+    assert judged(text.replace(says, "a batch is lost") + told).causes
 
 
 def test_steps_out_of_a_buffer_do_not_outlive_what_ended_the_program() -> None:

@@ -31,7 +31,7 @@ _LINE = Pattern(rb"[^\r\n]+")
 _IN_WORDS = (
     "重试|重新|跳过|忽略|降级|备用|回退|不影响|再試行|スキップ|無視|続行|代替"
     "|wird übersprungen|erneut|wird ignoriert|stattdessen"
-    "|ignorée?s?\\b|réessa|nouvel essai|reintent|omitid[oa]|pulad[oa]|ignorad[oa]"
+    "|ignoré|réessa|nouvel essai|reintent|omitid[oa]|pulad[oa]|ignorad[oa]"
 ).encode()
 _WITHOUT = (
     _IN_WORDS + rb"|\bfall(?:s|ing)? back\b|\bskip(?:s|ped|ping)\b|\bignor(?:ed|ing)\b"
