@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pytest_gkd.processes.gpus import Usable
 
 LOCKED = (
-    *("accelerate", "datasets", "gguf", "huggingface_hub", "numpy", "pyarrow", "ray"),
-    *("safetensors", "tokenizers", "torch", "transformers", "vllm"),
+    *("accelerate", "datasets", "gguf", "grpc", "huggingface_hub", "numpy", "pyarrow"),
+    *("ray", "safetensors", "tokenizers", "torch", "transformers", "vllm"),
 )
 HEAVY = (*LOCKED, "triton")  # in the lock for x86_64 only
 MARKER = "needs(*modules): the processes that this test starts import these"
