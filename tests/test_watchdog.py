@@ -153,9 +153,9 @@ class Bench:
         # may be starting another, which cannot be joined yet.
         until = monotonic() + PATIENCE_S
         ends = ("gkd-cleanup-", "gkd-end-", "gkd-look-")
-        while any(thread.name.startswith(ends) for thread in threading.enumerate()):
-            if monotonic() > until:
-                break
+        while monotonic() < until and any(
+            thread.name.startswith(ends) for thread in threading.enumerate()
+        ):
             time.sleep(0.01)
         for child in self.children:
             tree.stop(child.pid, itself=True)

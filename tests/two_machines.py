@@ -120,8 +120,8 @@ def ray_cluster(far: Mapping[str, str]) -> Iterator[tuple[Machine, Machine]]:
     variables."""
     with connected() as (head, other):
         common = ("--object-store-memory=80000000", "--disable-usage-stats")
-        # A client's server is forked beside open channels, and grpcio 1.80 to 1.85 let
-        # one in fifty such children die before exec (grpc/grpc issue 43055).
+        # A client's server is forked beside open channels: with grpcio 1.80 to 1.85 it
+        # may die before exec (grpc/grpc issue 43055).
         sound = "GRPC_ENABLE_FORK_SUPPORT=0"
         start = ("env", *TOKEN, sound, RAY, "start", *common, "--num-cpus=2")
         head.run(

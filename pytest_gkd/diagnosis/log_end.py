@@ -62,7 +62,7 @@ _CLOSING = Pattern(
     rb"\b(?:complete|completed|finished|done|ok|(?:status|code) 0)"
     rb"\W*(?:(?:after|in) [\d.]+ ?\w{0,10}\W*)?$|(?:^|[\]:] )all done\W*$"
     rb"|`Trainer\.fit` stopped: `max_\w+=\d+` reached\W*$",
-    unless=rb"(?i)\bnot\b|\b(?:step|iteration|round|batch) #?\d",
+    unless=rb"(?i)\bnot\b|\b(?:step|iteration|round|batch) #?\d+ \w+\W*$",
 )
 # The same in Chinese, Japanese and German; and what only looks like it, such as a rate
 # of completion or an end that was not normal.
@@ -170,6 +170,10 @@ _EXITS = Pattern(
     rb"|^nanobind: |^ ?- leaked |resource_tracker: There appear"
     rb"|exited with code 0$|^wandb: |\bdied during shutdown\b"
 )
+# What Slurm's account (sacct) tells of a job, a task or a step that did not complete.
+_BAD_STATE = Pattern(
+    rb"(?m)^\d+[\w.+]* .{0,80}\b(?:FAILED|CANCELLED|TIMEOUT|NODE_FAIL|OUT_OF_ME\w*)\b"
+)
 # docker compose ends all containers once one has ended, and says so first.
 _ENDS_THE_REST = b"Aborting on container exit"
 # A server that was asked to end says this first (vllm/entrypoints/launcher.py).
@@ -207,6 +211,8 @@ def finished(tail: bytes) -> int:
             continue  # a server shuts down in an orderly way, whatever the reason
         if STATUS.search(match[0]) and _of_a_part(tail, match):
             continue
+        if b"COMPLETED" in match[0] and _BAD_STATE.search(tail):
+            continue  # another job, or task of an array
         if b"installed" in match[0] and not _installs_only(tail[match.end() :]):
             continue
         found = match.start()

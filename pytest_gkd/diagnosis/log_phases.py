@@ -91,9 +91,8 @@ FINISHED = Pattern(
     rb"|Max number of (?:steps|epochs) has been reached, stopping training"
     rb"|exiting program after [\d.]+ minutes|(?m:^Successfully completed\.\r?$)"
     rb"|Training took: |Finished server process|\bJob 'raysubmit_\w+' succeeded"
-    rb"|\bSUCCEEDED\b|"
-    + "正常終了|正常结束|[Ff]in normale?|normal beendet".encode()
-    + rb""
+    rb"|\bSUCCEEDED\b|" + "正常終了|正常结束".encode() + rb""
+    rb"|(?:(?:nicht|pas de|sans) )?\b(?:[Ff]in normale?|normal beendet)\b"
     rb"|\b(?:exited|finished|completed) with (?:exit )?(?:code|status):? 0\b"
     rb"|(?:(?:failed|died) with )?\bexit (?:code|status):? 0\b"
     rb"|\b(?:run|job|training) (?:finished|done|completed|ended),? (?:rc|exit)=0\b"
@@ -101,7 +100,9 @@ FINISHED = Pattern(
     rb"|=+ \d+ passed(?:, \d+ (?:skipped|warnings?|deselected))* in [\d.]+s"
     rb"|(?m:^\d+ passed in [\d.]+s)"
     rb"|\b(?:All done|Run complete|Job completed|run completed)\b",
-    unless=rb"^(?:failed|died) with |^(?:" + "非|不".encode() + rb")",
+    unless=rb"^(?:failed|died) with |^(?:nicht|pas de|sans) |^(?:"
+    + "非|不".encode()
+    + rb")",
 )
 # The program works at this point; a later failure still counts.
 WORKING = Pattern(
@@ -109,7 +110,6 @@ WORKING = Pattern(
     rb"|(?:GET|POST) /[\w/.?=&-]* HTTP/1\.\d\" 200"
     rb"|Processed prompts: 100%|Avg generation throughput: (?:[1-9]|0\.[1-9])"
     rb"|Generated text: |The server is fired up and ready to roll"
-    rb"|Dataset(?: \S+)? execution finished in \d"
     rb"|(?m:^ *\d+ +\d+ +(?:float|half|double|b?float\d+|u?int\d+) .*\d+\.\d\d )",
     unless=rb"^(?:GET|POST) /(?:update_named_param|init_communicator|\w+_weight)",
 )

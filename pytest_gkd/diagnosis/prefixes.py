@@ -12,10 +12,12 @@ from pytest_gkd.diagnosis.patterns import Pattern
 _LONGEST = 1000
 
 # Ray's and vLLM's (Name pid=7), NeMo-RL's (Name[rank=0] pid=7), torch's [rank1]:,
+# Ray Data's (MapWorker(MapBatches(f)) pid=7),
 # torchrun's [default3]: or [15:6]:, mpirun's [1,0]<stderr>:, srun's 12:,
 # compose's trainer-1 |, kubectl's [pod/trainer-0/main], programs' own [sampler-3].
 _PROCESS = re.compile(
     rb" {0,4}(?:\([\w.:-]{1,60}(?:\[[\w=,]{1,40}\])?(?:[ ,+=][^()\r\n]{0,80})?\)"
+    rb"|\([\w.:>-]{1,60}\([^\r\n]{1,160}?\) pid=\d{1,9}(?:, ip=[\w.:]{1,60})?\)"
     rb"|\[(?:rank|default|trainer)\d+\]:?|\[(?:\d{1,4}:(?:\d|\d{3})|(?:\d|\d{3,4}):\d\d)\]:"
     rb"|\[pod/[\w./-]{1,200}\]"
     rb"|\[(?:r|g|w|gpu|dp|node|host)[-_]?\d{1,4}\]:?"

@@ -49,8 +49,10 @@ _OF_ANSWER = Pattern(
     rb"|\b(?:answer|candidate|completion|submission|solution) #?\d+(?::| [a-z]+ed\b)"
     rb"|\btool[_ ](?:call|result)\b|\bunit test \d+ of )"
 )
-# All of a data set was made, whatever happened on the way (Ray Data's executor).
-_ALL_MADE = Pattern(rb"Dataset(?: \S+)? execution finished in \d")
+# Ray Data says so of a data set that was made, and of one of which no more is read, as
+# its reader failed; and the processes that make one.
+_MADE = Pattern(rb"Dataset(?: \S+)? execution finished in \d")
+_MAKES = Pattern(rb"^\(?(?:Map|Read|Write|raylet)")
 # What it says just after one that it does without; Optuna goes on after such a trial.
 _GOES_ON = Pattern(
     rb"(?i)" + _WITHOUT + rb"|\b(?:goes|going) on without|\bcontinu(?:es|ing)\b"
@@ -165,9 +167,28 @@ def outlived_until(log: Log, steps: int = SEVERAL) -> int:
 
     Where nothing else is wrong, fewer of them do, and other signs of work.
     """
-    over = max(_ALL_MADE.last(log.tail), _script_from(log.tail))
+    over = max(_made_until(log), _script_from(log.tail))
     until = max(_outlived_by(log, steps), log.tail_at + over if over >= 0 else -1)
     return max(until, _calm_from(log)) if steps > 1 else until
+
+
+def _made_until(log: Log) -> int:
+    """Where Ray Data says that a data set is made, if only what makes it failed."""
+    made = _MADE.last(log.tail)
+    if made < 0:
+        return -1
+    at = log.tail_at + made
+    others = [
+        chain[-1].process
+        for chain in log.chains
+        if chain[-1].at < at and not let_go(log, chain)
+    ]
+    others += [
+        hit.process
+        for hit in log.hits
+        if hit.order < at and not (hit.weak or log.near.around(hit.order, hit.process))
+    ]
+    return made if all(_MAKES.search(one.encode()) for one in others) else -1
 
 
 @functools.lru_cache(maxsize=64)
@@ -176,11 +197,12 @@ def _script_from(tail: bytes) -> int:
 
     It takes its leave: it did without what came between.
     """
-    trained = log_phases.FINISHED.search(tail, max(0, work_signs.last_step(tail)))
-    commands = log_end.COMMAND.finditer(tail, trained.end()) if trained else ()
-    last = max((one.start() for one in commands), default=-1)
-    leaves = last >= 0 and log_end.takes_leave(b"".join(work_signs.last_lines(tail, 1)))
-    return last if leaves and _is_calm(tail[last:]) else -1
+    step = work_signs.last_step(tail)
+    begun = [one.start() for one in log_end.COMMAND.finditer(tail, max(0, step))]
+    if step < 0 or not begun or log_end.finished(tail[: begun[0]]) < 0:
+        return -1
+    leaves = log_end.takes_leave(b"".join(work_signs.last_lines(tail, 1)))
+    return begun[-1] if leaves and _is_calm(tail[begun[-1] :]) else -1
 
 
 def _outlived_by(log: Log, steps: int) -> int:
@@ -318,10 +340,9 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
         )
         outlived = outlived or _is_answered(log, hit)
         symptom = hit.tier != "cause"
-        if hit.signature.silent and hit.tier == "fallback" and job_ended:
-            continue  # an engine ended with the run
-        if hit.order < until and log_end.exit_noise(hit.text.encode()):
-            continue  # or with its part of one
+        ended = job_ended or (hit.order < until and _before_training(log, hit))
+        if hit.signature.silent and hit.tier == "fallback" and ended:
+            continue  # an engine ended with the run, or with its part of one
         if symptom and (log_end.exits(log.tail, at) or _is_past(log, hit)):
             continue
         if hit.signature.silent:
@@ -358,6 +379,12 @@ def counting(log: Log, *, run_over: bool) -> Iterator[Hit]:
             yield replace(hit, weak=True)
         elif not any(step > at + work_signs.AFTER for step in steps[-2:-1]):
             yield hit
+
+
+def _before_training(log: Log, hit: Hit) -> bool:
+    """Whether an engine's exit is told before the first of all steps."""
+    exits = log_end.exit_noise(hit.text.encode())
+    return exits and work_signs.first_step(log.tail) > hit.order - log.tail_at
 
 
 def _has_waited(log: Log, hit: Hit) -> bool:
